@@ -1,0 +1,8 @@
+#include <nanobind/nanobind.h>
+
+#include "cache/version.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "The compiled core of Caudex: hashing, index, pool, eviction, replay; CPU kernels.";
+  m.attr("__version__") = caudex::version();
+}

@@ -1,0 +1,1 @@
+"""Floor 5: a load client for any OpenAI-compatible endpoint."""

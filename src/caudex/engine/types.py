@@ -1,0 +1,110 @@
+"""What passes between the engine and whoever drives it: requests in, outputs and figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when a request ends.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch those filters off. A `seed` makes a request's samples
+    the same whatever else is in the batch. `stop` strings are cut from the text; `stop_token_ids` and, unless
+    `ignore_eos`, the model's end tokens end the request too. `logprobs` asks for that many top alternatives a token.
+
+    Raises:
+        ValueError: a value is outside its range; the message names the value and the range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("max_tokens", self.max_tokens, 1, None)
+        check_range("temperature", self.temperature, 0.0, 100.0)
+        check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_range("top_k", self.top_k, 0, None)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.logprobs is not None:
+            check_range("logprobs", self.logprobs, 0, 20)
+
+
+def check_range(name: str, value: float, low: float, high: float | None, *, low_open: bool = False) -> None:
+    """Raise a ValueError that names `value` and the range unless it is a finite number inside it."""
+    above = value > low if low_open else value >= low
+    if above and (high is None or value <= high):
+        return
+    opening = "above" if low_open else "at least"
+    closing = "" if high is None else f" and at most {high:g}"
+    raise ValueError(f"{name} is {value!r}; expected a number {opening} {low:g}{closing}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `namespace` keeps its cached blocks from every other namespace's requests."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    namespace: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A chosen token's log-probability and the most likely alternatives, as (token id, log-probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one engine step added to a request. `text` is the new text only; the last output has a `finish_reason`."""
+
+    request_id: str
+    token_ids: list[int]
+    text: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+
+OutputCallback: TypeAlias = Callable[[RequestOutput], None]
+"""Called on the engine's thread, once a step that touched the request; it must return at once and never raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start and gauges of now. Tokens and blocks are counts; the sums close (design.md, Accounting)."""
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_pinned_blocks: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+    preemptions: int
+    requests_finished: dict[FinishReason, int]

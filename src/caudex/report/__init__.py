@@ -1,0 +1,1 @@
+"""Floor 5: the pages and tables people look at."""

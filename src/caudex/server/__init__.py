@@ -1,0 +1,1 @@
+"""Floor 5: the OpenAI-compatible HTTP face of the engine."""
