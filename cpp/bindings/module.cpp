@@ -4,10 +4,12 @@
 
 namespace caudex {
 void bind_offline(nanobind::module_& m);
+void bind_routing(nanobind::module_& m);
 }  // namespace caudex
 
 NB_MODULE(_core, m) {
   m.doc() = "The compiled core of Caudex: hashing, index, pool, eviction, replay; CPU kernels.";
   m.attr("__version__") = caudex::version();
   caudex::bind_offline(m);
+  caudex::bind_routing(m);
 }

@@ -1,0 +1,175 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "routing/block_directory.hpp"
+#include "routing/chain_keys.hpp"
+#include "routing/prefix_tree.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace caudex {
+namespace {
+
+using routing::BlockDirectory;
+using routing::Key;
+using routing::PrefixTree;
+
+using Keys = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::uint32_t kMaxWorkers = 1'000'000;
+
+std::uint32_t checked_worker(std::int64_t worker) {
+  if (worker < 0 || worker > kMaxWorkers) {
+    throw nb::value_error(("worker " + std::to_string(worker) + " is not between 0 and 1000000").c_str());
+  }
+  return static_cast<std::uint32_t>(worker);
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> owned_array(std::size_t size, T** data) {
+  *data = new T[size];
+  nb::capsule owner(*data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(*data, {size}, owner);
+}
+
+auto chain(Key root, const void* data, std::size_t num_bytes, std::size_t chunk_bytes) {
+  if (chunk_bytes == 0) throw nb::value_error("the chunk size must be at least 1");
+  std::uint64_t* keys;
+  auto array = owned_array<std::uint64_t>(num_bytes / chunk_bytes, &keys);
+  routing::chain_bytes(root, data, num_bytes, chunk_bytes, keys);
+  return array;
+}
+
+template <typename Index>
+auto match(const Index& index, const Keys& keys, std::int64_t num_workers) {
+  std::int32_t* matched;
+  auto array = owned_array<std::int32_t>(checked_worker(num_workers), &matched);
+  index.match(keys.data(), keys.size(), matched, array.size());
+  return array;
+}
+
+void bind_keys(nb::module_& m) {
+  m.def(
+      "root_key", [](nb::bytes name) { return routing::root_key(name.data(), name.size()); }, "name"_a,
+      "The key that prompts of one namespace start from.");
+  m.def(
+      "chain_bytes",
+      [](Key root, nb::bytes data, std::size_t chunk_bytes) {
+        return chain(root, data.data(), data.size(), chunk_bytes);
+      },
+      "root"_a, "data"_a, "chunk_bytes"_a, "Chain keys of the whole chunks of a text: uint64, one a chunk.");
+  m.def(
+      "chain_tokens",
+      [](Key root, const Tokens& tokens, std::size_t block_size) {
+        return chain(root, tokens.data(), tokens.size() * sizeof(std::int32_t), block_size * sizeof(std::int32_t));
+      },
+      "root"_a, "tokens"_a, "block_size"_a, "Chain keys of the whole blocks of int32 tokens: uint64, one a block.");
+}
+
+void bind_prefix_tree(nb::module_& m) {
+  nb::class_<PrefixTree>(m, "PrefixTree", "Which worker was sent which prefixes; see caudex.routing.prefix.")
+      .def(nb::init<std::size_t>(), "default_capacity"_a)
+      .def(
+          "set_capacity",
+          [](PrefixTree& self, std::int64_t worker, std::size_t num_keys) {
+            self.set_capacity(checked_worker(worker), num_keys);
+          },
+          "worker"_a, "num_keys"_a)
+      .def("match", &match<PrefixTree>, "keys"_a, "num_workers"_a,
+           "Leading keys that each worker below num_workers was sent before: int32, one a worker.")
+      .def(
+          "insert",
+          [](PrefixTree& self, std::int64_t worker, const Keys& keys, double now) {
+            self.insert(checked_worker(worker), keys.data(), keys.size(), now);
+          },
+          "worker"_a, "keys"_a, "now"_a, "Records that the worker was sent these keys at `now` (seconds).")
+      .def(
+          "expire",
+          [](PrefixTree& self, std::int64_t worker, double time) { self.expire(checked_worker(worker), time); },
+          "worker"_a, "time"_a, "Drops what the worker was last sent before `time`.")
+      .def(
+          "forget", [](PrefixTree& self, std::int64_t worker) { self.forget(checked_worker(worker)); }, "worker"_a,
+          "Drops all that the worker holds.")
+      .def(
+          "num_keys",
+          [](const PrefixTree& self, std::int64_t worker) { return self.num_keys(checked_worker(worker)); },
+          "worker"_a)
+      .def(
+          "held",
+          [](const PrefixTree& self, std::int64_t num_workers) {
+            std::int64_t* held;
+            auto array = owned_array<std::int64_t>(checked_worker(num_workers), &held);
+            self.held(held, array.size());
+            return array;
+          },
+          "num_workers"_a, "Keys that each worker below num_workers holds: int64, one a worker.")
+      .def_prop_ro("num_nodes", &PrefixTree::num_nodes)
+      .def_prop_ro("num_bytes", &PrefixTree::num_bytes)
+      .def("dump",
+           [](const PrefixTree& self) {
+             const std::string bytes = self.dump();
+             return nb::bytes(bytes.data(), bytes.size());
+           })
+      .def(
+          "load",
+          [](PrefixTree& self, nb::bytes bytes) { self.load(std::string(bytes.c_str(), bytes.size())); },
+          "snapshot"_a, "Replaces the tree; ValueError if the bytes did not come from dump().")
+      .def("check_invariants", &PrefixTree::check_invariants);
+}
+
+void bind_block_directory(nb::module_& m) {
+  nb::class_<BlockDirectory>(m, "BlockDirectory", "Which worker holds which blocks, from KV events.")
+      .def(nb::init<std::size_t>(), "block_size"_a)
+      .def(
+          "store",
+          [](BlockDirectory& self, std::int64_t worker, Key parent, const Keys& hashes, const Tokens& tokens) {
+            if (tokens.size() != hashes.size() * self.block_size()) {
+              throw nb::value_error(("expected " + std::to_string(hashes.size() * self.block_size()) + " tokens for " +
+                                     std::to_string(hashes.size()) + " blocks, got " + std::to_string(tokens.size()))
+                                        .c_str());
+            }
+            self.store(checked_worker(worker), parent, hashes.data(), hashes.size(), tokens.data());
+          },
+          "worker"_a, "parent"_a, "hashes"_a, "tokens"_a,
+          "The worker stored consecutive blocks below the chain key `parent`.")
+      .def(
+          "find",
+          [](const BlockDirectory& self, std::int64_t worker, std::uint64_t hash) -> std::optional<Key> {
+            Key key;
+            if (!self.find(checked_worker(worker), hash, &key)) return std::nullopt;
+            return key;
+          },
+          "worker"_a, "hash"_a, "The chain key of a block that the worker stored, or None.")
+      .def(
+          "remove",
+          [](BlockDirectory& self, std::int64_t worker, const Keys& hashes) {
+            self.remove(checked_worker(worker), hashes.data(), hashes.size());
+          },
+          "worker"_a, "hashes"_a)
+      .def(
+          "clear", [](BlockDirectory& self, std::int64_t worker) { self.clear(checked_worker(worker)); }, "worker"_a)
+      .def("match", &match<BlockDirectory>, "keys"_a, "num_workers"_a,
+           "Leading blocks that each worker below num_workers holds: int32, one a worker.")
+      .def(
+          "num_blocks",
+          [](const BlockDirectory& self, std::int64_t worker) { return self.num_blocks(checked_worker(worker)); },
+          "worker"_a)
+      .def_prop_ro("block_size", &BlockDirectory::block_size);
+}
+
+}  // namespace
+
+void bind_routing(nb::module_& m) {
+  bind_keys(m);
+  bind_prefix_tree(m);
+  bind_block_directory(m);
+}
+
+}  // namespace caudex

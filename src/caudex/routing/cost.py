@@ -1,0 +1,97 @@
+"""Cost: where this request sees its first token soonest and hurts others least."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudex.routing.fleet import RECENT_SECONDS, Fleet
+from caudex.routing.prefix import PrefixIndex, prefix_reasons
+from caudex.routing.ranking import Ranking
+from caudex.routing.request import RouteRequest
+from caudex.routing.sent_index import SentIndex
+
+_MAX_UTILISATION = 0.98
+"""The expected queue of a worker busier than this is taken to be finite still."""
+
+
+class CostPolicy:
+    """Seconds, estimated for each worker from its measured prefill rate, summed and compared; no thresholds.
+
+        own wait      (prefill queued there + this request's uncached tokens + decode_tokens per running request) / rate
+      + coming wait   what a queue of this worker's recent utilisation u averages, u / (1 - u) mean prompts, a share
+      + harm          uncached tokens / rate for every request running there, which it delays, times `harm_weight`
+      + eviction      tokens pushed out there, times the share of tokens that are wanted again, / rate
+
+    Each term is continuous, so a hot prefix is computed again elsewhere exactly when waiting for its worker costs more,
+    and no gap in load flips the choice for a millisecond. Equal costs go to the worker with the most free cache, then
+    by chance. After Preble's E2 (V. Srivatsa et al., arXiv 2407.00023) in what is weighed, without its two regimes.
+
+    O(workers + keys + nodes on the path); in the tens of microseconds at 64 workers.
+
+    Good for: everything. Not for: gateways that must agree without shared state (use `consistent_hash`).
+    """
+
+    def __init__(
+        self,
+        *,
+        index: PrefixIndex | None = None,
+        decode_tokens: float = 64.0,
+        coming_weight: float = 0.5,
+        harm_weight: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("decode_tokens", decode_tokens), ("coming", coming_weight), ("harm", harm_weight)):
+            if not value >= 0:
+                raise ValueError(f"the weight {name} is {value}; it must not be negative")
+        self.index: PrefixIndex = SentIndex() if index is None else index
+        self._decode_tokens = decode_tokens
+        self._coming_weight = coming_weight
+        self._harm_weight = harm_weight
+        self._rng = np.random.default_rng(seed)
+        self._reuse = 0.5
+        """Share of prompt tokens that were found cached, fading over some hundred requests."""
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        used = self.index.used_tokens(request, fleet)
+        cost = np.where(fleet.eligible(request.model), self._seconds(request, fleet, cached, used, now), np.inf)
+        ranking = Ranking(cost, prefix_reasons(cached), self._rng, used=used - fleet.capacity_tokens, cached=cached)
+        if ranking.best is not None:
+            found = (ranking.best.cached_tokens or 0) / request.num_tokens
+            self._reuse += 0.01 * (found - self._reuse)
+        return ranking
+
+    def record(self, request: RouteRequest, worker: int, now: float) -> None:
+        self.index.record(request, worker, now)
+
+    def forget(self, worker: int) -> None:
+        self.index.forget(worker)
+
+    def dump(self) -> bytes:
+        return self.index.dump()
+
+    def load(self, state: bytes) -> None:
+        self.index.load(state)
+
+    def _seconds(
+        self,
+        request: RouteRequest,
+        fleet: Fleet,
+        cached: NDArray[np.float64],
+        used: NDArray[np.float64],
+        now: float,
+    ) -> NDArray[np.float64]:
+        uncached = request.num_tokens - cached
+        rate = fleet.prefill_rate
+        utilisation = np.minimum(fleet.recent_tokens(now) / (rate * RECENT_SECONDS), _MAX_UTILISATION)
+        coming = utilisation / (1.0 - utilisation) * fleet.mean_prompt_tokens
+        evicted = np.clip(used + uncached - fleet.capacity_tokens, 0.0, uncached)
+        tokens = (
+            fleet.load_tokens(self._decode_tokens)
+            + uncached * (1.0 + self._harm_weight * fleet.running)
+            + self._coming_weight * coming
+            + self._reuse * evicted
+        )
+        seconds: NDArray[np.float64] = tokens / np.maximum(rate, 1.0)
+        return seconds
