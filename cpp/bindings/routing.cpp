@@ -8,6 +8,7 @@
 
 #include "routing/block_directory.hpp"
 #include "routing/chain_keys.hpp"
+#include "routing/cost.hpp"
 #include "routing/prefix_tree.hpp"
 
 namespace nb = nanobind;
@@ -22,6 +23,9 @@ using routing::PrefixTree;
 
 using Keys = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+using Column = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::uint32_t kMaxWorkers = 1'000'000;
 
@@ -71,6 +75,46 @@ void bind_keys(nb::module_& m) {
         return chain(root, tokens.data(), tokens.size() * sizeof(std::int32_t), block_size * sizeof(std::int32_t));
       },
       "root"_a, "tokens"_a, "block_size"_a, "Chain keys of the whole blocks of int32 tokens: uint64, one a block.");
+}
+
+const double* checked_column(const Column& column, std::size_t num_workers) {
+  if (column.size() != num_workers) {
+    throw nb::value_error(("a column has " + std::to_string(column.size()) + " rows for " +
+                           std::to_string(num_workers) + " workers")
+                              .c_str());
+  }
+  return column.data();
+}
+
+void bind_cost(nb::module_& m) {
+  m.def(
+      "cost_seconds",
+      [](const Mask& eligible, const Column& queued_tokens, const Column& running, const Column& foreign_requests,
+         const Column& recent_tokens, const Column& prefill_rate, const Column& capacity_tokens,
+         const Column& cached_tokens, const Column& used_tokens, double num_tokens, double mean_prompt_tokens,
+         double recent_seconds, double reuse, double decode_tokens, double coming_weight, double harm_weight) {
+        const std::size_t n = eligible.size();
+        const routing::WorkerColumns workers{eligible.data(),
+                                             checked_column(queued_tokens, n),
+                                             checked_column(running, n),
+                                             checked_column(foreign_requests, n),
+                                             checked_column(recent_tokens, n),
+                                             checked_column(prefill_rate, n),
+                                             checked_column(capacity_tokens, n),
+                                             checked_column(cached_tokens, n),
+                                             checked_column(used_tokens, n),
+                                             n};
+        const routing::CostTerms terms{num_tokens,    mean_prompt_tokens, recent_seconds, reuse,
+                                       decode_tokens, coming_weight,      harm_weight};
+        double* seconds;
+        auto array = owned_array<double>(n, &seconds);
+        routing::cost_seconds(workers, terms, seconds);
+        return array;
+      },
+      "eligible"_a, "queued_tokens"_a, "running"_a, "foreign_requests"_a, "recent_tokens"_a, "prefill_rate"_a,
+      "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a, nb::kw_only(), "num_tokens"_a, "mean_prompt_tokens"_a,
+      "recent_seconds"_a, "reuse"_a, "decode_tokens"_a, "coming_weight"_a, "harm_weight"_a,
+      "Seconds that sending a request to each worker costs; see caudex.routing.cost.");
 }
 
 void bind_prefix_tree(nb::module_& m) {
@@ -168,6 +212,7 @@ void bind_block_directory(nb::module_& m) {
 
 void bind_routing(nb::module_& m) {
   bind_keys(m);
+  bind_cost(m);
   bind_prefix_tree(m);
   bind_block_directory(m);
 }

@@ -37,6 +37,26 @@ def root_key(name: bytes) -> int: ...
 def chain_bytes(root: int, data: bytes, chunk_bytes: int) -> NDArray[np.uint64]: ...
 def chain_tokens(root: int, tokens: NDArray[np.int32], block_size: int) -> NDArray[np.uint64]: ...
 
+def cost_seconds(
+    eligible: NDArray[np.bool_],
+    queued_tokens: NDArray[np.float64],
+    running: NDArray[np.float64],
+    foreign_requests: NDArray[np.float64],
+    recent_tokens: NDArray[np.float64],
+    prefill_rate: NDArray[np.float64],
+    capacity_tokens: NDArray[np.float64],
+    cached_tokens: NDArray[np.float64],
+    used_tokens: NDArray[np.float64],
+    *,
+    num_tokens: float,
+    mean_prompt_tokens: float,
+    recent_seconds: float,
+    reuse: float,
+    decode_tokens: float,
+    coming_weight: float,
+    harm_weight: float,
+) -> NDArray[np.float64]: ...
+
 class PrefixTree:
     def __init__(self, default_capacity: int) -> None: ...
     def set_capacity(self, worker: int, num_keys: int) -> None: ...

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from caudex import _core
 from caudex.routing.fleet import RECENT_SECONDS, Fleet
 from caudex.routing.prefix import PrefixIndex, prefix_reasons
 from caudex.routing.ranking import Ranking
 from caudex.routing.request import RouteRequest
 from caudex.routing.sent_index import SentIndex
-
-_MAX_UTILISATION = 0.98
-"""The expected queue of a worker busier than this is taken to be finite still."""
 
 
 class CostPolicy:
@@ -55,7 +53,7 @@ class CostPolicy:
     def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
         cached = self.index.cached_tokens(request, fleet)
         used = self.index.used_tokens(request, fleet)
-        cost = np.where(fleet.eligible(request.model), self._seconds(request, fleet, cached, used, now), np.inf)
+        cost = self._seconds(request, fleet, cached, used, now)
         ranking = Ranking(cost, prefix_reasons(cached), self._rng, used=used - fleet.capacity_tokens, cached=cached)
         if ranking.best is not None:
             found = (ranking.best.cached_tokens or 0) / request.num_tokens
@@ -82,16 +80,21 @@ class CostPolicy:
         used: NDArray[np.float64],
         now: float,
     ) -> NDArray[np.float64]:
-        uncached = request.num_tokens - cached
-        rate = fleet.prefill_rate
-        utilisation = np.minimum(fleet.recent_tokens(now) / (rate * RECENT_SECONDS), _MAX_UTILISATION)
-        coming = utilisation / (1.0 - utilisation) * fleet.mean_prompt_tokens
-        evicted = np.clip(used + uncached - fleet.capacity_tokens, 0.0, uncached)
-        tokens = (
-            fleet.load_tokens(self._decode_tokens)
-            + uncached * (1.0 + self._harm_weight * fleet.running)
-            + self._coming_weight * coming
-            + self._reuse * evicted
+        return _core.cost_seconds(
+            fleet.eligible(request.model),
+            fleet.queued_tokens,
+            fleet.running,
+            fleet.foreign_requests,
+            fleet.recent_tokens(now),
+            fleet.prefill_rate,
+            fleet.capacity_tokens,
+            cached,
+            used,
+            num_tokens=request.num_tokens,
+            mean_prompt_tokens=fleet.mean_prompt_tokens,
+            recent_seconds=RECENT_SECONDS,
+            reuse=self._reuse,
+            decode_tokens=self._decode_tokens,
+            coming_weight=self._coming_weight,
+            harm_weight=self._harm_weight,
         )
-        seconds: NDArray[np.float64] = tokens / np.maximum(rate, 1.0)
-        return seconds

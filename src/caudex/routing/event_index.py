@@ -46,8 +46,9 @@ class EventIndex:
         """Tokens of the request that lie in cached blocks, by slot."""
         if self._directory is None or request.tokens_per_key != self._directory.block_size:
             return np.zeros(fleet.num_slots)
-        matched = self._directory.match(request.keys, fleet.num_slots) * request.tokens_per_key
-        return np.minimum(matched, request.num_tokens - 1)
+        cached = self._directory.match(request.keys, fleet.num_slots).astype(np.float64)
+        cached *= request.tokens_per_key
+        return np.minimum(cached, request.num_tokens - 1.0, out=cached)
 
     def used_tokens(self, request: RouteRequest, fleet: Fleet) -> NDArray[np.float64]:
         if self._directory is None:

@@ -44,7 +44,7 @@ class LoadReport:
 
 
 class Fleet:
-    """Workers in slots, their figures in arrays by slot, so that a policy weighs all of them in a few vector operations.
+    """Workers in slots, their figures in arrays by slot, so that a policy weighs them all in a few vector operations.
 
     A slot is reused after its worker left; policies are told with `Policy.forget`. Every flight counts exactly once:
     in `queued_tokens` until its first token, then in `running` until it lands. `epoch` changes whenever membership,

@@ -14,7 +14,7 @@ class Policy(Protocol):
     """Ranks workers for a request. Pure: no IO, no clock, no threads; `now` is in seconds and never decreases."""
 
     def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
-        """The eligible workers, best first. Changes nothing that a later decision depends on but counters and chance."""
+        """The eligible workers, best first. Until `record`, no later decision depends on it but by chance."""
         ...
 
     def record(self, request: RouteRequest, worker: int, now: float) -> None:

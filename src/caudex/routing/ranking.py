@@ -33,7 +33,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker of a ranking. `cached_tokens` is what the policy believes is cached there, or None if it cannot say."""
+    """One worker of a ranking, with what the policy believes is cached there (None: it cannot say)."""
 
     worker: int
     reason: Reason

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+
+namespace caudex::routing {
+
+/// What the fleet knows of its workers: one row a worker, one column each.
+struct WorkerColumns {
+  const bool* eligible;
+  const double* queued_tokens;
+  const double* running;
+  const double* foreign_requests;
+  const double* recent_tokens;
+  const double* prefill_rate;     // tokens a second
+  const double* capacity_tokens;
+  const double* cached_tokens;    // of this request
+  const double* used_tokens;      // in all
+  std::size_t num_workers;
+};
+
+/// Figures that are the same for all workers.
+struct CostTerms {
+  double num_tokens;          // of the request
+  double mean_prompt_tokens;  // of the traffic
+  double recent_seconds;      // time constant of recent_tokens
+  double reuse;               // share of cached tokens that are wanted again
+  double decode_tokens;       // work of one running request, in prefill tokens
+  double coming_weight;
+  double harm_weight;
+};
+
+/// Writes the seconds that sending the request to each worker costs; infinity where it is not eligible.
+/// The formula is documented at caudex.routing.cost.CostPolicy.
+void cost_seconds(const WorkerColumns& workers, const CostTerms& terms, double* out);
+
+}  // namespace caudex::routing
