@@ -1,0 +1,169 @@
+"""POST /v1/chat/completions: a conversation in, the assistant's next message out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+
+from caudex.engine.types import TokenLogprob
+from caudex.server import sse
+from caudex.server.endpoint import Choice, Prepared
+from caudex.server.errors import APIError
+from caudex.server.fields import GenerationFields, decode_body, generation_requests
+from caudex.server.generation import ChoiceOutput
+from caudex.server.messages import template_messages
+from caudex.server.service import Service, new_id
+from caudex.server.usage import usage
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
+    fields = decode_body(body, ChatRequest)
+    model = service.check_model(fields.model)
+    check_format(fields)
+    prompt = render(service, fields)
+    field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    allowed = service.tokens_left(len(prompt), getattr(fields, field), field=field)
+    requests = generation_requests(fields, headers, prompt, max_tokens=allowed, logprobs=num_logprobs(fields))
+    service.check_choices(len(requests))
+    return Prepared(requests, ChatRenderer(service, fields, model, prompt), bool(fields.stream))
+
+
+def render(service: Service, fields: ChatRequest) -> list[int]:
+    """The conversation as token ids, through the model's template."""
+    continued = bool(fields.continue_final_message)
+    if continued and fields.add_generation_prompt is not False:
+        fields.add_generation_prompt = False
+    tools = None if fields.tool_choice == "none" else fields.tools
+    return service.render_chat(
+        template_messages(fields.messages),
+        tools=tools or None,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=continued,
+        **(fields.chat_template_kwargs or {}),
+    )
+
+
+def check_format(fields: ChatRequest) -> None:
+    kind = (fields.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise APIError(
+            f"response_format is {kind!r}, which this server does not support; only 'text' is", param="response_format"
+        )
+    if fields.tool_choice not in (None, "auto", "none"):
+        raise APIError(
+            f"tool_choice is {fields.tool_choice!r}; this server supports 'auto' and 'none'", param="tool_choice"
+        )
+
+
+def num_logprobs(fields: ChatRequest) -> int | None:
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise APIError(f"top_logprobs is {fields.top_logprobs}, which needs logprobs: true", param="top_logprobs")
+    return None
+
+
+class ChatRenderer:
+    """Writes `chat.completion` objects, or `chat.completion.chunk` events of which each choice's first has the role."""
+
+    def __init__(self, service: Service, fields: ChatRequest, model: str, prompt: list[int]) -> None:
+        self._decode = service.engine.tokenizer.decode
+        self._fields = fields
+        self._prompt = prompt
+        self._samples = fields.num_samples
+        self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+        self._seen = [Choice() for _ in range(self._samples)]
+
+    def event(self, item: ChoiceOutput) -> bytes:
+        output, choice = item.output, self._seen[item.choice]
+        opening = b"" if choice.token_ids else self._opening(item.choice)
+        choice.add(output)
+        if not output.text and output.finish_reason is None and not self._shows_tokens:
+            return opening
+        rendered: dict[str, Any] = {
+            "index": item.choice,
+            "delta": {"content": output.text} if output.text else {},
+            "logprobs": self._logprobs(output.logprobs),
+            "finish_reason": output.finish_reason,
+        }
+        if output.finish_reason is not None:
+            rendered["stop_reason"] = output.stop_reason
+        if self._fields.return_token_ids:
+            rendered["token_ids"] = output.token_ids
+        return opening + self._chunk([rendered])
+
+    def closing(self, choices: list[Choice]) -> bytes:
+        if not self._fields.usage_at_end:
+            return sse.DONE
+        last = {"object": "chat.completion.chunk", "choices": [], "usage": usage(choices, self._samples)}
+        return sse.event(self._frame | last) + sse.DONE
+
+    def failure(self, error: APIError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + sse.DONE
+
+    def body(self, choices: list[Choice]) -> bytes:
+        rendered = [self._whole_choice(index, choice) for index, choice in enumerate(choices)]
+        answer = {"object": "chat.completion", "choices": rendered, "usage": usage(choices, self._samples)}
+        return msgspec.json.encode(self._frame | answer)
+
+    @property
+    def _shows_tokens(self) -> bool:
+        return bool(self._fields.logprobs or self._fields.return_token_ids)
+
+    def _opening(self, index: int) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        rendered: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if self._fields.return_token_ids:
+            rendered["prompt_token_ids"] = self._prompt
+        return self._chunk([rendered])
+
+    def _chunk(self, rendered: list[dict[str, Any]]) -> bytes:
+        chunk: dict[str, Any] = self._frame | {"object": "chat.completion.chunk", "choices": rendered}
+        if self._fields.usage_in_chunks:
+            chunk["usage"] = usage(self._seen, self._samples)
+        elif self._fields.usage_at_end:
+            chunk["usage"] = None
+        return sse.event(chunk)
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        rendered: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._fields.return_token_ids:
+            rendered |= {"prompt_token_ids": self._prompt, "token_ids": choice.token_ids}
+        return rendered
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self._fields.logprobs:
+            return None
+        return {"content": [self._token_logprob(entry) for entry in entries], "refusal": None}
+
+    def _token_logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        top = [self._scored(token, value) for token, value in entry.top]
+        return self._scored(entry.token_id, entry.logprob) | {"top_logprobs": top}
+
+    def _scored(self, token_id: int, logprob: float) -> dict[str, Any]:
+        token = self._decode([token_id])
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}

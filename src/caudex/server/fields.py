@@ -1,0 +1,171 @@
+"""The request fields that every generating path shares, and what the engine is told about them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, TypeVar
+
+import msgspec
+
+from starlette.datastructures import Headers
+
+from caudex.engine.types import GenerationRequest, SamplingParams
+from caudex.server.errors import APIError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+SALT = re.compile(r"[^@/\\\x00]{1,128}")
+"""What a `cache_salt` may be: the rule of vLLM, so that a salt that works there works here."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "best_of": (None, 1),
+    "min_tokens": (None, 0),
+    "suffix": (None, ""),
+    "prompt_logprobs": (None,),
+    "chat_template": (None,),
+    "use_beam_search": (None, False),
+}
+"""Fields the engine does not act on, and the values with which they ask for nothing. Any other value is refused:
+an answer that ignores a setting is a wrong answer."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields common to chat and plain completions; OpenAI's, then the extras that vLLM made customary.
+
+    Null means the same as absent. Unknown fields are ignored, as OpenAI-compatible servers do.
+    """
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = False
+    repetition_penalty: float | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    return_token_ids: bool | None = False
+    cache_salt: str | None = None
+    session_id: str | None = None
+    priority: int | None = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples a prompt; `n` checked."""
+        if self.n is not None and self.n < 1:
+            raise APIError(f"n is {self.n}; expected at least 1", param="n")
+        return self.n or 1
+
+    @property
+    def usage_at_end(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_in_chunks(self) -> bool:
+        return self.usage_at_end and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def decode_body(body: bytes, shape: type[Body]) -> Body:
+    """Parse a request body into its shape.
+
+    Raises:
+        APIError: 400; not JSON, or a field of the wrong type, which `param` names.
+    """
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as exc:
+        place = re.search(r"at `\$\.?([^`]*)`", str(exc))
+        raise APIError(str(exc), param=place.group(1) or None if place else None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise APIError(f"the request body is not valid JSON: {exc}", code="invalid_json") from None
+
+
+def refuse_unsupported(fields: GenerationFields) -> None:
+    """Raise if a field the engine does not act on asks for something."""
+    for name, neutral in NEUTRAL.items():
+        value = getattr(fields, name, None)
+        if value not in neutral:
+            raise APIError(f"{name} is {value!r}, which this server does not support; leave it out", param=name)
+
+
+def namespace_of(fields: GenerationFields) -> str:
+    """The cache namespace a request's salt puts it in; requests of other namespaces never share its blocks."""
+    salt = fields.cache_salt
+    if salt is None:
+        return ""
+    if not SALT.fullmatch(salt):
+        raise APIError(
+            f"cache_salt is {salt[:140]!r}; expected 1 to 128 characters, none of them @ / \\ or NUL", param="cache_salt"
+        )
+    return salt
+
+
+def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
+    """The engine's parameters for one choice. Choices of one seeded request get consecutive seeds, so they differ.
+
+    Raises:
+        APIError: 400; a value is outside its range, and the message and `param` name it.
+    """
+    refuse_unsupported(fields)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if fields.temperature is None else fields.temperature,
+            top_p=1.0 if fields.top_p is None else fields.top_p,
+            top_k=max(fields.top_k or 0, 0) if fields.top_k == -1 else fields.top_k or 0,
+            min_p=fields.min_p or 0.0,
+            seed=None if fields.seed is None else fields.seed + choice,
+            stop=stop_strings(fields.stop),
+            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            ignore_eos=bool(fields.ignore_eos),
+            logprobs=logprobs,
+        )
+    except ValueError as exc:
+        raise APIError(str(exc), param=str(exc).partition(" ")[0]) from None
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in strings:
+        raise APIError("stop has an empty string, which would end every answer at once", param="stop")
+    return strings
+
+
+def generation_requests(
+    fields: GenerationFields, headers: Headers, prompt: list[int], *, max_tokens: int, logprobs: int | None
+) -> list[GenerationRequest]:
+    """One engine request a sample of `prompt`. They share all of it: the first computes it, the others find it cached."""
+    namespace = namespace_of(fields)
+    return [
+        GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=prompt,
+            sampling=sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs, choice=choice),
+            namespace=namespace,
+            priority=fields.priority or 0,
+        )
+        for choice in range(fields.num_samples)
+    ]
