@@ -9,7 +9,9 @@ from importlib import import_module
 
 import click
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "serve": "serve",
+}
 """Command name -> module in this package that holds its click command as `command`."""
 
 

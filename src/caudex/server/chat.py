@@ -38,11 +38,11 @@ def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
     fields = decode_body(body, ChatRequest)
     model = service.check_model(fields.model)
     check_format(fields)
+    service.check_choices(fields.num_samples)
     prompt = render(service, fields)
     field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     allowed = service.tokens_left(len(prompt), getattr(fields, field), field=field)
     requests = generation_requests(fields, headers, prompt, max_tokens=allowed, logprobs=num_logprobs(fields))
-    service.check_choices(len(requests))
     return Prepared(requests, ChatRenderer(service, fields, model, prompt), bool(fields.stream))
 
 
@@ -85,7 +85,7 @@ class ChatRenderer:
     """Writes `chat.completion` objects, or `chat.completion.chunk` events of which each choice's first has the role."""
 
     def __init__(self, service: Service, fields: ChatRequest, model: str, prompt: list[int]) -> None:
-        self._decode = service.engine.tokenizer.decode
+        self._token = service.engine.tokenizer.token
         self._fields = fields
         self._prompt = prompt
         self._samples = fields.num_samples
@@ -165,5 +165,5 @@ class ChatRenderer:
         return self._scored(entry.token_id, entry.logprob) | {"top_logprobs": top}
 
     def _scored(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token = self._decode([token_id])
+        token = self._token(token_id)
         return {"token": token, "logprob": logprob, "bytes": list(token.encode())}

@@ -39,13 +39,13 @@ def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
     if fields.echo and fields.logprobs is not None:
         raise APIError("echo with logprobs needs prompt log-probabilities; ask for one of them", param="echo")
     prompts = token_prompts(service, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
+    service.check_choices(len(prompts) * fields.num_samples)
     requests: list[GenerationRequest] = []
     completion_id = new_id("cmpl")
     for prompt in prompts:
         asked = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
         allowed = service.tokens_left(len(prompt), asked, field="max_tokens")
         requests += generation_requests(fields, headers, prompt, max_tokens=allowed, logprobs=fields.logprobs)
-    service.check_choices(len(requests))
     echoes = [service.engine.tokenizer.decode(prompt) if fields.echo else "" for prompt in prompts]
     renderer = CompletionRenderer(service, fields, completion_id, model, prompts, echoes)
     return Prepared(requests, renderer, bool(fields.stream))
@@ -71,7 +71,6 @@ def token_prompt(service: Service, item: Any, add_special_tokens: bool) -> list[
         return service.engine.tokenizer.encode(item, add_special_tokens=add_special_tokens)
     if not isinstance(item, list) or not all(type(token) is int for token in item):
         raise wrong_prompt(item)
-    service.check_token_ids(item, param="prompt")
     return item
 
 
@@ -96,7 +95,7 @@ class CompletionRenderer:
         prompts: Sequence[list[int]],
         echoes: Sequence[str],
     ) -> None:
-        self._decode = service.engine.tokenizer.decode
+        self._token = service.engine.tokenizer.token
         self._fields = fields
         self._samples = fields.num_samples
         self._frame = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
@@ -156,7 +155,7 @@ class CompletionRenderer:
         return rendered
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._decode([entry.token_id]) for entry in entries]
+        tokens = [self._token(entry.token_id) for entry in entries]
         offsets = []
         for token in tokens:
             offsets.append(self._offsets[index])
@@ -164,6 +163,6 @@ class CompletionRenderer:
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{self._decode([token]): value for token, value in entry.top} for entry in entries],
+            "top_logprobs": [{self._token(token): value for token, value in entry.top} for entry in entries],
             "text_offset": offsets,
         }

@@ -7,7 +7,6 @@ import uuid
 from typing import Any, TypeVar
 
 import msgspec
-
 from starlette.datastructures import Headers
 
 from caudex.engine.types import GenerationRequest, SamplingParams
@@ -118,7 +117,8 @@ def namespace_of(fields: GenerationFields) -> str:
         return ""
     if not SALT.fullmatch(salt):
         raise APIError(
-            f"cache_salt is {salt[:140]!r}; expected 1 to 128 characters, none of them @ / \\ or NUL", param="cache_salt"
+            f"cache_salt is {salt[:140]!r}; expected 1 to 128 characters, none of them @ / \\ or NUL",
+            param="cache_salt",
         )
     return salt
 
@@ -157,7 +157,7 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 def generation_requests(
     fields: GenerationFields, headers: Headers, prompt: list[int], *, max_tokens: int, logprobs: int | None
 ) -> list[GenerationRequest]:
-    """One engine request a sample of `prompt`. They share all of it: the first computes it, the others find it cached."""
+    """One engine request a sample of `prompt`; they share it all, so the first computes it and the others find it."""
     namespace = namespace_of(fields)
     return [
         GenerationRequest(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from caudex.engine.types import GenerationRequest, RequestOutput
+from caudex.engine.types import EngineDeadError, GenerationRequest, RequestOutput
 from caudex.server.errors import APIError, engine_dead
 
 if TYPE_CHECKING:
-    from caudex.engine import Engine
+    from caudex.engine.engine import Engine
     from caudex.server.metrics import Metrics
 
 
@@ -116,8 +116,8 @@ class Generation:
         try:
             self._engine.submit(self._requests[choice], on_output)
         except ValueError as exc:
-            raise APIError(str(exc), code="context_length_exceeded") from None
-        except RuntimeError as exc:
+            raise APIError(str(exc), param="prompt") from None
+        except EngineDeadError as exc:
             raise engine_dead(self._engine.error or exc) from None
         self._unfinished.add(choice)
 

@@ -10,17 +10,17 @@ the serving path nothing. Only the latency histograms are fed as outputs pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from caudex.engine.types import EngineStats, GenerationRequest
+from caudex.engine.types import EngineStats, FinishReason, GenerationRequest
 
 if TYPE_CHECKING:
-    from caudex.engine import Engine
+    from caudex.engine.engine import Engine
     from caudex.server.generation import ChoiceOutput
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -29,8 +29,6 @@ TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.
 TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 LATENCY_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
 LENGTH_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
-
-FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 class Metrics:
@@ -141,7 +139,7 @@ class EngineCollector(Collector):
             "Requests that ended, by reason.",
             labels=["model_name", "finished_reason"],
         )
-        for reason in FINISH_REASONS:
+        for reason in get_args(FinishReason):
             finished.add_metric([self._label, reason], stats.requests_finished.get(reason, 0))
         yield finished
 

@@ -1,4 +1,4 @@
-"""What every path of the server works with: the engine, the settings, the names, and the thread pool beside the loop."""
+"""What every path of the server works with: engine, settings, names, and the threads beside the loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from caudex.engine.types import GenerationRequest
+from caudex.engine.types import ChatTemplateError, GenerationRequest
 from caudex.server.errors import APIError, engine_dead
 from caudex.server.generation import Generation, OutputBridge
 from caudex.server.metrics import Metrics
 from caudex.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from caudex.engine import Engine
+    from caudex.engine.engine import Engine
 
 Result = TypeVar("Result")
 
@@ -87,13 +87,6 @@ class Service:
         if count > limit:
             raise APIError(f"prompts times n comes to {count} choices; this server allows {limit} a request", param="n")
 
-    def check_token_ids(self, token_ids: list[int], *, param: str) -> None:
-        """Raise if a token id is none of the model's."""
-        size = self.engine.tokenizer.vocab_size
-        for token in token_ids:
-            if not 0 <= token < size:
-                raise APIError(f"{param} has token id {token}; this model has ids 0 to {size - 1}", param=param)
-
     def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
     ) -> list[int]:
@@ -102,12 +95,10 @@ class Service:
         Raises:
             APIError: 400; there is no template, or it does not take these messages.
         """
-        if self.settings.chat_template is not None:
-            options["chat_template"] = self.settings.chat_template
         try:
-            return self.engine.tokenizer.render_chat(messages, tools=tools, **options)
-        except Exception as exc:  # Templates are programs: they raise what they like, for reasons of the messages.
-            raise APIError(f"the chat template cannot render these messages: {exc}", param="messages") from exc
+            return self.engine.tokenizer.render_chat(messages, tools, **options)
+        except ChatTemplateError as exc:
+            raise APIError(str(exc), param="messages") from None
 
     def tokens_left(self, num_prompt_tokens: int, max_tokens: int | None, *, field: str) -> int:
         """How many tokens a request may generate: `max_tokens`, or all that the context has room for.

@@ -11,7 +11,6 @@ class ServerSettings:
 
     `served_model_names`: names that requests may ask for, the first one is reported; none means the engine's own.
     `api_keys`: when there are any, every path but the probes wants `Authorization: Bearer KEY`.
-    `chat_template`: Jinja text that replaces the model's own template.
     `max_body_bytes`: larger request bodies are refused unread, with status 413.
     `max_choices`: the most `n` and the most prompts one request may ask for, multiplied.
     `max_waiting`: with this many requests in the queue, new ones get status 429; None never refuses.
@@ -21,7 +20,6 @@ class ServerSettings:
 
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
-    chat_template: str | None = None
     max_body_bytes: int = 32 * 2**20
     max_choices: int = 256
     max_waiting: int | None = None

@@ -1,0 +1,168 @@
+"""The life of a server process: take the port, load the model, serve, drain, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from caudex.engine.config import EngineConfig
+from caudex.engine.engine import Engine
+from caudex.engine.loading import Progress
+from caudex.server.app import create_app
+from caudex.server.settings import ServerSettings
+
+log = logging.getLogger("caudex.server")
+
+KEEP_ALIVE_SECONDS = 65
+"""Longer than the minute for which clients and load balancers commonly keep idle connections: who closes first matters,
+since a request sent on a connection that is being closed is lost."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen. Port 0 takes a free one. A certificate and its key turn on TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn with our manner of stopping: the first signal takes no more requests and finishes those it has, the
+    second stops at once. Calls `on_ready` when the port answers.
+
+    Unlike its parent it does not raise the signal again afterwards, since the engine is still to be shut down.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            log.warning("stopping at once")
+        else:
+            self.should_exit = True
+            log.info("finishing %d requests; press Ctrl-C again to stop at once", len(self.server_state.tasks))
+
+
+def serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    address: Address,
+    *,
+    progress: Progress | None = None,
+    on_ready: Callable[[str, str], None],
+) -> None:
+    """Serve until a signal says stop. Returns when what was running has finished, or was cut short by a second signal.
+
+    Args:
+        config: of the engine.
+        settings: of the HTTP face.
+        address: where to listen. The port is taken before the model is loaded, and answers when it has been.
+        progress: told how far loading is.
+        on_ready: called with the server's URL and the model's name when the server answers.
+
+    Raises:
+        OSError: the port cannot be taken.
+        ValueError, FileNotFoundError: the model cannot be served; see Engine.load.
+    """
+    with listening_socket(address) as listener:
+        engine = Engine.load(config, progress)
+        gc.collect()
+        gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
+        engine.start()
+        finished = False
+        try:
+            finished = serve_engine(engine, settings, address, listener, on_ready)
+        finally:
+            engine.shutdown(drain=finished)
+
+
+def serve_engine(
+    engine: Engine,
+    settings: ServerSettings,
+    address: Address,
+    listener: socket.socket,
+    on_ready: Callable[[str, str], None],
+) -> bool:
+    """Serve a started engine on a bound socket; True if every request was finished."""
+    url = f"{address.scheme}://{url_host(address.host)}:{listener.getsockname()[1]}"
+    names = settings.served_model_names or (engine.model_name,)
+    server = DrainingServer(server_config(engine, settings, address), lambda: on_ready(url, names[0]))
+    server.run(sockets=[listener])
+    return not server.force_exit
+
+
+def server_config(engine: Engine, settings: ServerSettings, address: Address) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(engine, settings),
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_certfile=address.ssl_certfile,
+        ssl_keyfile=address.ssl_keyfile,
+    )
+
+
+def listening_socket(address: Address) -> socket.socket:
+    """A socket bound to the address; it answers once the server listens on it.
+
+    Raises:
+        OSError: the address is taken or not this machine's; the message names it.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+    except (OSError, OverflowError) as exc:
+        listener.close()
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+        raise OSError(f"cannot listen on {address.host} port {address.port}: {reason}; choose another --port") from exc
+    return listener
+
+
+def url_host(host: str) -> str:
+    """A host as a browser on this machine would write it."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
