@@ -10,6 +10,8 @@ from importlib import import_module
 import click
 
 COMMANDS: dict[str, str] = {
+    "bench": "bench",
+    "demo": "demo",
     "serve": "serve",
 }
 """Command name -> module in this package that holds its click command as `command`."""

@@ -62,9 +62,7 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @cache("--policy", default=DEFAULTS.policy, help="What to evict first.")
 @batching("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, help="Requests that run at once.")
 @batching("--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, help="Tokens in one step.")
-@batching(
-    "--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older."
-)
+@batching("--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older.")
 @logs("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @logs("--log-format", type=click.Choice(["text", "json"]), default="text")
 @logs("--log-interval", type=float, default=5.0, help="Seconds between lines of throughput while busy; 0 for none.")

@@ -1,0 +1,79 @@
+"""Real text for the scenes: an airline agent's policy and what its users wrote, never twice in the same order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+CHARACTERS_A_TOKEN = 4.4
+"""Of this text, in the vocabularies of today's models. Lengths are aimed at with it; the server counts exactly."""
+
+QUESTIONS = (
+    "Which of these messages is about a cancellation? Quote it and say why.",
+    "How many of these people mention travel insurance? List them.",
+    "Summarise what the person in message {k} wants in one sentence.",
+    "Write the reply that an agent should send to message {k}.",
+    "Which cities are named here, and in which messages?",
+    "Is anyone here angry? Give the number of the message and the words that show it.",
+    "What would you ask the sender of message {k} before doing anything?",
+    "Sort the messages from the most to the least urgent.",
+)
+
+
+class Corpus(msgspec.Struct, frozen=True):
+    """An excerpt of tau-bench's airline domain, with its source and licence beside it in the file."""
+
+    source: str
+    licence: str
+    policy: str
+    messages: list[str]
+
+
+@cache
+def load_corpus() -> Corpus:
+    text = files("caudex.bench").joinpath("airline.json").read_bytes()
+    return msgspec.json.decode(text, type=Corpus)
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes prompts from the corpus. Every text begins with a number drawn from `rng`, so that two repeats, or two
+    documents of one repeat, differ within their first few tokens and can never hit each other's cache."""
+
+    rng: random.Random
+
+    def nonce(self) -> str:
+        return f"{self.rng.randrange(10**9):09d}"
+
+    def system(self, num_tokens: int = 1_500) -> str:
+        """An agent's instructions, as long as asked for or as the whole policy."""
+        return f"Policy, edition {self.nonce()}.\n\n{fit(load_corpus().policy, num_tokens)}"
+
+    def user_turn(self) -> str:
+        return self.rng.choice(load_corpus().messages)
+
+    def document(self, num_tokens: int) -> str:
+        """Numbered messages of users, about `num_tokens` long."""
+        messages = list(load_corpus().messages)
+        self.rng.shuffle(messages)
+        lines, length = [f"Messages of week {self.nonce()}."], 0
+        for number, message in enumerate(messages, start=1):
+            lines.append(f"Message {number}: {message}")
+            length += len(lines[-1])
+            if length >= num_tokens * CHARACTERS_A_TOKEN:
+                break
+        return fit("\n\n".join(lines), num_tokens)
+
+    def question(self) -> str:
+        text = self.rng.choice(QUESTIONS).format(k=self.rng.randint(1, 20))
+        return f"Question {self.nonce()}: {text}"
+
+
+def fit(text: str, num_tokens: int) -> str:
+    """The first `num_tokens` tokens of a text, about, cut between words."""
+    limit = int(num_tokens * CHARACTERS_A_TOKEN)
+    return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0]
