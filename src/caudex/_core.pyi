@@ -84,3 +84,75 @@ class BlockDirectory:
     def num_blocks(self, worker: int) -> int: ...
     @property
     def block_size(self) -> int: ...
+
+# cpp/bindings/kernels.cpp
+
+def available_isas() -> list[str]: ...
+
+class ThreadPool:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class KvPool:
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def write(
+        self,
+        layer: int,
+        keys: int,
+        key_row: int,
+        key_head: int,
+        values: int,
+        value_row: int,
+        value_head: int,
+        batch: Batch,
+        threads: ThreadPool,
+        /,
+    ) -> None: ...
+    def copy_block(self, source: int, target: int) -> None: ...
+    def export_block(self, block: int) -> bytes: ...
+    def import_block(self, block: int, data: bytes) -> None: ...
+
+class Batch:
+    def __init__(
+        self,
+        block_tables: Sequence[NDArray[np.int32]],
+        query_lens: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+        block_size: int,
+        num_blocks: int,
+    ) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    def positions(self) -> NDArray[np.int32]: ...
+
+class AttentionPlan:
+    def __init__(self, batch: Batch, num_kv_heads: int, group_size: int, num_threads: int) -> None: ...
+
+class PagedAttention:
+    def __init__(self, pool: KvPool, threads: ThreadPool, isa: str = "auto") -> None: ...
+    @property
+    def isa(self) -> str: ...
+    def run(
+        self,
+        layer: int,
+        query: int,
+        query_row: int,
+        query_head: int,
+        output: int,
+        batch: Batch,
+        plan: AttentionPlan,
+        group_size: int,
+        scale: float,
+        /,
+    ) -> None: ...

@@ -1,0 +1,67 @@
+#pragma once
+
+#include "kernels/dtype.hpp"
+
+namespace caudex::kernels {
+
+// Keys of 16 tokens lie side by side (one AVX-512 register of scores); a softmax step takes four such chunks.
+constexpr int kChunkTokens = 16;
+constexpr int kStepChunks = 4;
+constexpr int kStepTokens = kChunkTokens * kStepChunks;
+
+// Lanes of the running softmax sum: lane i adds the tokens whose position is i modulo 16, whatever the vector width.
+constexpr int kSumLanes = 16;
+
+// Columns of a packed weight panel, and the most rows any instruction set multiplies in one pass over it.
+constexpr int kPanelColumns = 32;
+
+// One softmax step: `rows` queries of one KV head against 64 consecutive tokens, folded into each row's running
+// state (maximum, sum by lane, unnormalised output). `visible[r]` of the 64 tokens take part for row r, 0 to 64;
+// a row that sees none keeps its state to the bit. Values of tokens beyond every row's sight are never read, except
+// that a bfloat16 value is read with its pair's first token.
+struct AttentionStep {
+  const char* keys[kStepChunks];    // each [head_dim / depth][16 tokens][depth]
+  const char* values[kStepChunks];  // each [16 / depth tokens][padded_head_dim][depth]
+  int rows;
+  const int* visible;     // [rows]
+  const char* query;      // [rows], left operands; see KernelTable::load_query
+  std::size_t query_row;  // bytes from one row of `query` to the next
+  int key_steps;          // head_dim / depth, rounded up
+  int padded_head_dim;    // a multiple of 16
+  float scale;            // of the scores, in units of log2(e)
+  float* maximum;         // [rows]
+  float* sum;             // [rows][16]
+  float* output;          // [rows][padded_head_dim]
+};
+
+// The inner loops, compiled once for each instruction set. Every function computes an output element by the same
+// sequence of operations wherever it stands in a batch, a row or a vector; that is what makes results independent of
+// batching, chunking and caching, to the bit.
+struct KernelTable {
+  const char* name;
+
+  // Bytes an element of the left operand takes, for a product whose right operand is bfloat16: 2 where the
+  // processor multiplies bfloat16 pairs, else 4 (widened to float32 once). For float32 it is always 4.
+  int bf16_left_element_size;
+
+  // Write `count` elements of `source` as a left operand, zero-filled up to `padded_count`.
+  void (*load_left_bf16)(char* target, const bf16* source, int count, int padded_count);
+
+  void (*attend_step_f32)(const AttentionStep& step);
+  void (*attend_step_bf16)(const AttentionStep& step);
+
+  // Fold one partition's state into the total of the partitions before it (a row each).
+  void (*fold_partition)(float* total_maximum, float* total_sum, float* total_output, const float* maximum,
+                         const float* sum, const float* output, int padded_head_dim);
+
+  // Normalise one row's output by its sum and write `head_dim` elements.
+  void (*finish_row_f32)(float* target, const float* sum, const float* output, int head_dim);
+  void (*finish_row_bf16)(bf16* target, const float* sum, const float* output, int head_dim);
+};
+
+// The tables that this binary holds. A null pointer where the compiler's target has no such instructions.
+const KernelTable* generic_kernels();
+const KernelTable* avx2_kernels();
+const KernelTable* avx512_bf16_kernels();
+
+}  // namespace caudex::kernels

@@ -1,0 +1,120 @@
+#include "kernels/kv_pool.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace caudex::kernels {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr int kRowsPerItem = 16;
+
+int checked(const char* name, int value, int low, int high) {
+  if (value < low || value > high) {
+    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; expected " +
+                                std::to_string(low) + " to " + std::to_string(high));
+  }
+  return value;
+}
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// One element, or a bfloat16 pair, goes every 16 tokens of a key chunk.
+void write_key_f32(char* chunk, int token, const char* source, int head_dim) {
+  float* target = reinterpret_cast<float*>(chunk) + token;
+  for (int i = 0; i < head_dim; ++i) std::memcpy(target + i * kChunkTokens, source + i * sizeof(float), sizeof(float));
+}
+
+void write_key_bf16(char* chunk, int token, const char* source, int head_dim) {
+  char* target = chunk + token * 4;
+  int i = 0;
+  for (; i + 1 < head_dim; i += 2) std::memcpy(target + i * (kChunkTokens * 2), source + i * 2, 4);
+  if (i < head_dim) std::memcpy(target + i * (kChunkTokens * 2), source + i * 2, 2);
+}
+
+void write_value_bf16(char* chunk, int token, const char* source, int head_dim, int padded_head_dim) {
+  bf16* target = reinterpret_cast<bf16*>(chunk) + (token / 2) * padded_head_dim * 2 + token % 2;
+  const bf16* values = reinterpret_cast<const bf16*>(source);
+  for (int i = 0; i < head_dim; ++i) target[2 * i] = values[i];
+}
+
+}  // namespace
+
+KvLayout::KvLayout(int num_layers, int block_size, int num_kv_heads, int head_dim, DType dtype)
+    : num_layers(checked("num_layers", num_layers, 1, 1 << 16)),
+      block_size(checked("block_size", block_size, 1, 256)),
+      num_kv_heads(checked("num_kv_heads", num_kv_heads, 1, 1 << 16)),
+      head_dim(checked("head_dim", head_dim, 1, 1024)),
+      dtype(dtype),
+      chunked(block_size % kChunkTokens == 0) {
+  const int depth = depth_per_step(dtype);
+  key_steps = (head_dim + depth - 1) / depth;
+  padded_head_dim = round_up(head_dim, 16);
+  key_chunk_bytes = static_cast<std::size_t>(key_steps) * kChunkTokens * 4;
+  value_chunk_bytes = static_cast<std::size_t>(kChunkTokens / depth) * padded_head_dim * 4;
+  const std::size_t chunks = block_size / kChunkTokens;
+  const std::size_t rows = block_size * row_bytes();
+  keys_bytes = chunked ? chunks * key_chunk_bytes : rows;
+  head_bytes = aligned(keys_bytes + (chunked ? chunks * value_chunk_bytes : rows));
+  layer_bytes = head_bytes * num_kv_heads;
+  block_bytes = layer_bytes * num_layers;
+}
+
+void KvLayout::store_in_chunk(char* keys, char* values, int token, const char* key, const char* value) const {
+  if (dtype == DType::kFloat32) {
+    write_key_f32(keys, token, key, head_dim);
+    std::memcpy(values + static_cast<std::size_t>(token) * padded_head_dim * 4, value, row_bytes());
+  } else {
+    write_key_bf16(keys, token, key, head_dim);
+    write_value_bf16(values, token, value, head_dim, padded_head_dim);
+  }
+}
+
+void KvPool::Free::operator()(void* p) const { std::free(p); }
+
+KvPool::KvPool(KvLayout layout, int num_blocks)
+    : layout_(std::move(layout)), num_blocks_(checked("num_blocks", num_blocks, 1, 1 << 30)) {
+  // calloc of this size maps fresh zero pages; they become resident when written.
+  memory_.reset(std::calloc(num_bytes() + kAlignment, 1));
+  if (!memory_) throw std::bad_alloc();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+  data_ = static_cast<char*>(memory_.get()) + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+void KvPool::write_row(int layer, const Batch& batch, int row, const HeadRows& keys, const HeadRows& values) {
+  const KvLayout& at = layout_;
+  const std::size_t element = element_size(at.dtype);
+  const RowSlot slot = batch.slot(row);
+  for (int head = 0; head < at.num_kv_heads; ++head) {
+    const char* key = keys.data + (row * keys.row_stride + head * keys.head_stride) * element;
+    const char* value = values.data + (row * values.row_stride + head * values.head_stride) * element;
+    char* head_keys = block(slot.block) + layer * at.layer_bytes + head * at.head_bytes;
+    char* head_values = head_keys + at.keys_bytes;
+    if (!at.chunked) {
+      std::memcpy(head_keys + slot.offset * at.row_bytes(), key, at.row_bytes());
+      std::memcpy(head_values + slot.offset * at.row_bytes(), value, at.row_bytes());
+      continue;
+    }
+    const int chunk = slot.offset / kChunkTokens;
+    at.store_in_chunk(head_keys + chunk * at.key_chunk_bytes, head_values + chunk * at.value_chunk_bytes,
+                      slot.offset % kChunkTokens, key, value);
+  }
+}
+
+void KvPool::write(int layer, HeadRows keys, HeadRows values, const Batch& batch, ThreadPool& threads) {
+  const int rows = batch.num_rows();
+  threads.run((rows + kRowsPerItem - 1) / kRowsPerItem, [&](int item, int) {
+    const int end = (item + 1) * kRowsPerItem < rows ? (item + 1) * kRowsPerItem : rows;
+    for (int row = item * kRowsPerItem; row < end; ++row) write_row(layer, batch, row, keys, values);
+  });
+}
+
+void KvPool::copy_block(int source, int target) {
+  if (source != target) std::memcpy(block(target), block(source), layout_.block_bytes);
+}
+
+}  // namespace caudex::kernels

@@ -1,0 +1,70 @@
+// Vectors of 16 floats and bfloat16 pair products: AVX-512 F, BW, DQ, VL and BF16.
+// Everything here has internal linkage: code compiled for this instruction set must not reach other files.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/dtype.hpp"
+
+namespace caudex::kernels {
+namespace {
+
+using Vec = __m512;
+constexpr int kWidth = 16;
+
+inline Vec zeros() { return _mm512_setzero_ps(); }
+inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec round_to_even(Vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec scale_by_power(Vec v, Vec exponent) { return _mm512_scalef_ps(v, exponent); }
+inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
+
+// Lanes below `count` of `v`, the others of `other`.
+inline Vec first_lanes(Vec v, int count, Vec other) {
+  const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
+  return _mm512_mask_blend_ps(mask, other, v);
+}
+
+inline Vec load_bf16(const bf16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_bf16(bf16* p, Vec v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+}
+
+// Right and left operands of one step of a bfloat16 product: 16 columns' pairs, and one row's pair in every column.
+struct Bf16Product {
+  struct Right {
+    __m512bh pairs;
+  };
+  struct Left {
+    __m512bh pairs;
+  };
+  static constexpr int kDepth = 2;
+  static constexpr int kLeftStep = 4;
+  static Right right(const char* p) { return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))}; }
+  static Left left(const char* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))};
+  }
+  static Vec accumulate(Vec sum, Left a, Right b) { return _mm512_dpbf16_ps(sum, a.pairs, b.pairs); }
+  static void store_left(char* p, int index, Vec v) { store_bf16(reinterpret_cast<bf16*>(p) + index, v); }
+};
+constexpr int kBf16LeftElementSize = 2;
+
+// Register tiles, rows x vectors: of the packed product and of attention.
+constexpr int kProductRows = 12, kProductVectors = 2;
+constexpr int kAttentionRows = 6, kAttentionVectors = 4;
+
+}  // namespace
+}  // namespace caudex::kernels

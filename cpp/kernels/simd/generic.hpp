@@ -1,0 +1,105 @@
+// Vectors of 4 floats through the compiler's vector extension (GCC and Clang): SSE2 on x86-64, NEON on AArch64, plain
+// code elsewhere. Everything here has internal linkage; see avx512_bf16.hpp.
+#pragma once
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "kernels/dtype.hpp"
+
+namespace caudex::kernels {
+namespace {
+
+using Vec = float __attribute__((vector_size(16)));
+using Int = std::int32_t __attribute__((vector_size(16)));
+using Pairs = std::uint32_t __attribute__((vector_size(16)));
+constexpr int kWidth = 4;
+
+template <class T>
+inline T load_as(const void* p) {
+  T v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <class T>
+inline T reinterpret(Pairs bits) {
+  return load_as<T>(&bits);
+}
+inline Vec choose(Int mask, Vec a, Vec b) {
+  const Int bits = (mask & load_as<Int>(&a)) | (~mask & load_as<Int>(&b));
+  return load_as<Vec>(&bits);
+}
+
+inline Vec splat(float x) { return Vec{x, x, x, x}; }
+inline Vec zeros() { return splat(0.0f); }
+inline Vec load(const float* p) { return load_as<Vec>(p); }
+inline void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+inline Vec add(Vec a, Vec b) { return a + b; }
+inline Vec sub(Vec a, Vec b) { return a - b; }
+inline Vec mul(Vec a, Vec b) { return a * b; }
+inline Vec div(Vec a, Vec b) { return a / b; }
+inline Vec max(Vec a, Vec b) { return choose(a > b, a, b); }
+inline Vec min(Vec a, Vec b) { return choose(a < b, a, b); }
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+// Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even, for any magnitude below 2^22.
+inline Vec round_to_even(Vec v) {
+  const Vec shift = splat(12582912.0f);
+  return (v + shift) - shift;
+}
+
+// v * 2^exponent for a whole exponent from -126 to 127; 0 below.
+inline Vec scale_by_power(Vec v, Vec exponent) {
+  const Int in_range = exponent >= splat(-126.0f);
+  const Int biased = __builtin_convertvector(choose(in_range, exponent, zeros()), Int) + 127;
+  const Int bits = biased << 23;
+  return choose(in_range, v * load_as<Vec>(&bits), zeros());
+}
+inline float largest(Vec v) {
+  const float low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
+  return low > high ? low : high;
+}
+
+// Lanes below `count` of `v`, the others of `other`.
+inline Vec first_lanes(Vec v, int count, Vec other) {
+  return choose(Int{0, 1, 2, 3} < Int{count, count, count, count}, v, other);
+}
+
+inline Vec load_bf16(const bf16* p) {
+  return reinterpret<Vec>(Pairs{static_cast<std::uint32_t>(p[0]) << 16, static_cast<std::uint32_t>(p[1]) << 16,
+                                static_cast<std::uint32_t>(p[2]) << 16, static_cast<std::uint32_t>(p[3]) << 16});
+}
+
+// Round to nearest, ties to even; a NaN stays a NaN.
+inline void store_bf16(bf16* p, Vec v) {
+  const Pairs bits = load_as<Pairs>(&v);
+  const Pairs rounded = bits + ((bits >> 16) & 1) + 0x7fff;
+  const Int number = v == v;
+  const Pairs kept = (load_as<Pairs>(&number) & rounded) | (~load_as<Pairs>(&number) & (bits | 0x400000));
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<bf16>(kept[i] >> 16);
+}
+
+inline Pairs load_pairs(const char* p) { return load_as<Pairs>(p); }
+inline Vec even_halves(Pairs p) { return reinterpret<Vec>(p << 16); }
+inline Vec odd_halves(Pairs p) { return reinterpret<Vec>(p & 0xffff0000u); }
+
+// Register tiles, rows x vectors: of the packed product and of attention.
+#if defined(__aarch64__)
+constexpr int kProductRows = 6, kProductVectors = 4;
+constexpr int kAttentionRows = 6, kAttentionVectors = 4;
+#else
+constexpr int kProductRows = 3, kProductVectors = 4;
+constexpr int kAttentionRows = 3, kAttentionVectors = 4;
+#endif
+
+}  // namespace
+}  // namespace caudex::kernels
+
+#include "kernels/simd/widened_bf16.hpp"
