@@ -1,0 +1,380 @@
+// caudex._core.PrefixCache and what it hands out.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "cache/prefix_cache.hpp"
+#include "tokens.hpp"
+
+namespace nb = nanobind;
+
+namespace caudex {
+namespace {
+
+using BlockArray = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
+
+// Calls on more tokens than this let other Python threads run meanwhile.
+constexpr std::size_t kLongCall = 4096;
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// One cache, its lock, and what makes both safe under Python.
+//
+// A thread that has to wait for the lock gives up the GIL first, so the holder may take the GIL (to return, or to run
+// a policy written in Python) without a deadlock.
+class SharedCache {
+ public:
+  SharedCache(const CacheOptions& options, bool manual_clock) : cache_(options), manual_clock_(manual_clock) {}
+
+  template <typename Call>
+  auto locked(Call call) {
+    if (owner_.load() == std::this_thread::get_id()) {
+      throw std::runtime_error("an eviction policy must not call the cache that is asking it");
+    }
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      nb::gil_scoped_release release;
+      lock.lock();
+    }
+    Owner owner(owner_);
+    if (!manual_clock_) cache_.set_time(wall_time());
+    release_orphans();
+    return call(cache_);
+  }
+
+  // The same without the GIL.
+  template <typename Call>
+  auto locked_without_gil(Call call) {
+    return locked([&](PrefixCache& cache) {
+      nb::gil_scoped_release release;
+      return call(cache);
+    });
+  }
+
+  // A Python object was dropped without release(). Never waits: it may be the garbage collector that calls.
+  void abandon(std::unique_ptr<Sequence> sequence) {
+    std::lock_guard<std::mutex> lock(orphans_mutex_);
+    orphans_.push_back(std::move(sequence));
+    has_orphans_ = true;
+  }
+
+ private:
+  struct Owner {
+    explicit Owner(std::atomic<std::thread::id>& owner) : owner(owner) { owner = std::this_thread::get_id(); }
+    ~Owner() { owner = std::thread::id(); }
+    std::atomic<std::thread::id>& owner;
+  };
+
+  void release_orphans() {
+    if (!has_orphans_) return;
+    std::vector<std::unique_ptr<Sequence>> orphans;
+    {
+      std::lock_guard<std::mutex> lock(orphans_mutex_);
+      orphans.swap(orphans_);
+      has_orphans_ = false;
+    }
+    for (auto& sequence : orphans) {
+      if (sequence->running) cache_.release(*sequence);
+    }
+  }
+
+  PrefixCache cache_;
+  bool manual_clock_;
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+  std::mutex orphans_mutex_;
+  std::vector<std::unique_ptr<Sequence>> orphans_;
+  std::atomic<bool> has_orphans_{false};
+};
+
+struct PySequence {
+  std::shared_ptr<SharedCache> cache;
+  std::unique_ptr<Sequence> state = std::make_unique<Sequence>();
+
+  explicit PySequence(std::shared_ptr<SharedCache> cache) : cache(std::move(cache)) {}
+  PySequence(PySequence&&) = default;
+  ~PySequence() {
+    if (state != nullptr && state->running) cache->abandon(std::move(state));
+  }
+
+  const Sequence& running() const {
+    if (!state->running) throw std::invalid_argument("this sequence has been released: begin() a new one");
+    return *state;
+  }
+};
+
+struct PyCache {
+  std::shared_ptr<SharedCache> shared;
+};
+
+BlockArray to_numpy(std::vector<BlockId> blocks) {
+  auto* owned = new std::vector<BlockId>(std::move(blocks));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<BlockId>*>(p); });
+  return BlockArray(owned->data(), {owned->size()}, owner);
+}
+
+std::size_t to_count(std::int64_t value, const char* what) {
+  if (value < 0) throw std::invalid_argument(std::string(what) + " cannot be negative, got " + std::to_string(value));
+  return static_cast<std::size_t>(value);
+}
+
+Grain to_grain(const std::string& index) {
+  if (index == "radix") return Grain::kToken;
+  if (index == "hash") return Grain::kBlock;
+  throw std::invalid_argument("unknown index '" + index + "': choose 'radix' or 'hash'");
+}
+
+PyCache make_cache(std::int64_t num_blocks, std::int64_t block_size, const std::string& index, const std::string& policy,
+                   const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
+                   bool manual_clock) {
+  constexpr std::int64_t kMaxBlocks = 1 << 30;
+  constexpr std::int64_t kMaxBlockSize = 1 << 16;
+  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
+    throw std::invalid_argument("num_blocks must be from 1 to " + std::to_string(kMaxBlocks) + ", got " +
+                                std::to_string(num_blocks));
+  }
+  if (block_size < 1 || block_size > kMaxBlockSize) {
+    throw std::invalid_argument("block_size must be from 1 to " + std::to_string(kMaxBlockSize) + ", got " +
+                                std::to_string(block_size));
+  }
+  if (window && (*window < 0 || *window > kMaxBlocks)) {
+    throw std::invalid_argument("thrash_window must be from 0 to " + std::to_string(kMaxBlocks) + ", got " +
+                                std::to_string(*window));
+  }
+  CacheOptions options;
+  options.num_blocks = static_cast<std::uint32_t>(num_blocks);
+  options.block_size = static_cast<std::uint32_t>(block_size);
+  options.grain = to_grain(index);
+  options.policy = policy;
+  options.hash = hash;
+  options.secret = secret ? *secret : random_secret();
+  options.thrash_window = static_cast<std::uint32_t>(window.value_or(num_blocks));
+  return {std::make_shared<SharedCache>(options, manual_clock)};
+}
+
+template <typename Start>
+PySequence start(PyCache& self, nb::handle tokens, Start call) {
+  TokenArgument ids(tokens);
+  PySequence sequence(self.shared);
+  auto run = [&](PrefixCache& cache) { call(cache, *sequence.state, ids); };
+  if (ids.size() > kLongCall) self.shared->locked_without_gil(run);
+  else self.shared->locked(run);
+  return sequence;
+}
+
+std::vector<Sequence*> states_of(PyCache& self, nb::list sequences) {
+  std::vector<Sequence*> states;
+  states.reserve(sequences.size());
+  for (nb::handle item : sequences) {
+    auto& sequence = nb::cast<PySequence&>(item);
+    if (sequence.cache != self.shared) throw std::invalid_argument("a sequence belongs to another cache");
+    states.push_back(sequence.state.get());
+  }
+  return states;
+}
+
+template <typename Get>
+auto counter(Get get) {
+  return [get](PyCache& self) { return self.shared->locked([&](PrefixCache& cache) { return (cache.*get)(); }); };
+}
+
+void bind_results(nb::module_& m) {
+  nb::class_<BlockCopy>(m, "BlockCopy",
+                        "Copy the KV of the first `num_slots` slots of block `src` to block `dst`.")
+      .def_ro("src", &BlockCopy::source)
+      .def_ro("dst", &BlockCopy::destination)
+      .def_ro("num_slots", &BlockCopy::num_slots)
+      .def("__repr__", [](const BlockCopy& c) {
+        return "BlockCopy(src=" + std::to_string(c.source) + ", dst=" + std::to_string(c.destination) +
+               ", num_slots=" + std::to_string(c.num_slots) + ")";
+      });
+  nb::class_<Match>(m, "Match", "The longest cached prefix of a prompt, as a look-up found it. Nothing is pinned by it.")
+      .def_ro("num_tokens", &Match::num_tokens, "Cached tokens, at most one less than were asked for.")
+      .def_ro("num_whole", &Match::num_whole, "Those of them that lie in whole blocks.")
+      .def_prop_ro("blocks", [](const Match& self) { return to_numpy(self.blocks); }, nb::rv_policy::move,
+                   "The whole blocks, in order.")
+      .def_prop_ro(
+          "partial",
+          [](const Match& self) -> std::optional<std::pair<BlockId, Position>> {
+            if (self.partial_block == kNoBlock) return std::nullopt;
+            return std::pair(self.partial_block, self.num_tokens - self.num_whole);
+          },
+          "(block, slots): the rest lies in the first slots of that block, to be copied; None if there is no rest.");
+  nb::class_<Stats>(m, "CacheStats",
+                    "Exact counters since the cache was made. lookup_tokens = hit_whole_tokens + hit_partial_tokens + "
+                    "missed_tokens.")
+      .def_ro("requests", &Stats::requests, "Requests begun; resumed ones are counted apart.")
+      .def_ro("lookup_tokens", &Stats::lookup_tokens, "Tokens of their prompts.")
+      .def_ro("hit_whole_tokens", &Stats::hit_whole_tokens, "Found in whole blocks, which are shared.")
+      .def_ro("hit_partial_tokens", &Stats::hit_partial_tokens, "Found in the first slots of a block, which are copied.")
+      .def_prop_ro("missed_tokens", &Stats::missed_tokens, "To be computed.")
+      .def_ro("resumed_requests", &Stats::resumed_requests, "Requests begun again after a preemption.")
+      .def_ro("resumed_tokens", &Stats::resumed_tokens)
+      .def_ro("resumed_hit_tokens", &Stats::resumed_hit_tokens)
+      .def_ro("committed_tokens", &Stats::committed_tokens, "Computed, of prompts and outputs: committed beyond the hit.")
+      .def_ro("adopted_blocks", &Stats::adopted_blocks, "Given back at commit because an equal block was there.")
+      .def_ro("evicted_blocks", &Stats::evicted_blocks)
+      .def_ro("evicted_tokens", &Stats::evicted_tokens)
+      .def_ro("thrashed_tokens", &Stats::thrashed_tokens, "Computed again within the window of their eviction.");
+}
+
+void bind_sequence(nb::module_& m) {
+  nb::class_<PySequence>(m, "CacheSequence",
+                         "A running request: its tokens, its block table, and its pin on the cache.\n\n"
+                         "Made by PrefixCache.begin(), resume() and fork(). After release() every use raises ValueError. A "
+                         "sequence that is dropped without release() is released at the cache's next call.")
+      .def_prop_ro("num_tokens", [](PySequence& self) { return self.running().tokens.size(); })
+      .def_prop_ro("num_cached_tokens", [](PySequence& self) { return self.running().num_cached; },
+                   "Found in the cache at the start; computing begins here.")
+      .def_prop_ro("num_committed_tokens", [](PySequence& self) { return self.running().num_committed; })
+      .def_prop_ro("is_released", [](PySequence& self) { return !self.state->running; })
+      .def_prop_ro("tokens", [](PySequence& self) { return to_numpy(self.running().tokens); },
+                   nb::rv_policy::move, "A copy, int32.")
+      .def_prop_ro("block_table", [](PySequence& self) { return to_numpy(self.running().table); }, nb::rv_policy::move,
+                   "A copy, int32: the block of every `block_size` allocated slots. commit() may replace entries.")
+      .def("allocate",
+           [](PySequence& self, std::int64_t num_tokens) {
+             const std::size_t count = to_count(num_tokens, "num_tokens");
+             return self.cache->locked([&](PrefixCache& cache) { return cache.allocate(*self.state, count); });
+           },
+           nb::arg("num_tokens"),
+           "Ensures slots for the first `num_tokens` tokens, evicting as needed, or raises OutOfBlocks and changes "
+           "nothing.\n\nReturns the block copies that must be executed, in order, before any later KV write.")
+      .def("append",
+           [](PySequence& self, nb::object tokens) {
+             TokenArgument ids(tokens);
+             self.cache->locked([&](PrefixCache& cache) { cache.append(*self.state, ids.data(), ids.size()); });
+           },
+           nb::arg("tokens"), "Adds generated tokens.")
+      .def("commit",
+           [](PySequence& self, std::int64_t num_tokens) {
+             const std::size_t count = to_count(num_tokens, "num_tokens");
+             self.cache->locked([&](PrefixCache& cache) { cache.commit(*self.state, count); });
+           },
+           nb::arg("num_tokens"),
+           "Says that the KV of the first `num_tokens` tokens has been written, so that they can be matched.\n\n"
+           "Blocks that another request committed first take the place of this one's: read block_table again.")
+      .def("fork",
+           [](PySequence& self) {
+             PySequence child(self.cache);
+             self.cache->locked([&](PrefixCache& cache) { cache.fork(*self.state, *child.state); });
+             return child;
+           },
+           "A second request that shares all that is committed here. Takes one block if that ends inside a block, and "
+           "raises OutOfBlocks if there is none; the copy is among those the next allocation returns.")
+      .def("release",
+           [](PySequence& self) {
+             self.cache->locked([&](PrefixCache& cache) { cache.release(*self.state); });
+           },
+           "Ends the request: unpins its blocks. What is committed stays cached.");
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  nb::exception<OutOfBlocks>(m, "OutOfBlocks", PyExc_RuntimeError);
+  bind_results(m);
+  bind_sequence(m);
+  m.def("policy_names", &policy_names, "The eviction policies that can be chosen by name.");
+  m.def("hasher_names", &hasher_names, "The block hashes that can be chosen by name.");
+
+  nb::class_<PyCache>(m, "PrefixCache", "The compiled part of caudex.cache.PrefixCache, which documents it.")
+      .def("__init__",
+           [](PyCache* self, std::int64_t num_blocks, std::int64_t block_size, const std::string& index,
+              const std::string& policy, const std::string& hash, std::optional<std::uint64_t> secret,
+              std::optional<std::int64_t> thrash_window, bool manual_clock) {
+             new (self) PyCache(
+                 make_cache(num_blocks, block_size, index, policy, hash, secret, thrash_window, manual_clock));
+           },
+           nb::arg("num_blocks"), nb::arg("block_size") = 16, nb::kw_only(), nb::arg("index") = "radix",
+           nb::arg("policy") = "lru", nb::arg("hash") = "fold64", nb::arg("secret").none() = nb::none(),
+           nb::arg("thrash_window").none() = nb::none(), nb::arg("manual_clock") = false)
+      .def("match",
+           [](PyCache& self, nb::object tokens, const std::string& space) {
+             TokenArgument ids(tokens);
+             auto run = [&](PrefixCache& cache) { return cache.match(ids.data(), ids.size(), space); };
+             return ids.size() > kLongCall ? self.shared->locked_without_gil(run) : self.shared->locked(run);
+           },
+           nb::arg("tokens"), nb::arg("namespace") = "",
+           "The longest cached prefix of `tokens`, at most len(tokens) - 1. Pins and touches nothing.")
+      .def("begin",
+           [](PyCache& self, nb::object tokens, const std::string& space) {
+             return start(self, tokens, [&](PrefixCache& cache, Sequence& sequence, const TokenArgument& ids) {
+               cache.begin(sequence, ids.data(), ids.size(), space);
+             });
+           },
+           nb::arg("tokens"), nb::arg("namespace") = "",
+           "Starts a request: matches and pins the longest cached prefix, atomically.")
+      .def("resume",
+           [](PyCache& self, nb::object tokens, const std::string& space) {
+             return start(self, tokens, [&](PrefixCache& cache, Sequence& sequence, const TokenArgument& ids) {
+               cache.resume(sequence, ids.data(), ids.size(), space);
+             });
+           },
+           nb::arg("tokens"), nb::arg("namespace") = "",
+           "begin() for a request that goes on after a preemption: its look-up does not count as a hit or a miss.")
+      .def("append_and_allocate",
+           [](PyCache& self, nb::list sequences, nb::object tokens) {
+             TokenArgument ids(tokens);
+             std::vector<Sequence*> states = states_of(self, sequences);
+             if (states.size() != ids.size()) {
+               throw std::invalid_argument("got " + std::to_string(states.size()) + " sequences but " +
+                                           std::to_string(ids.size()) + " tokens");
+             }
+             return self.shared->locked(
+                 [&](PrefixCache& cache) { return cache.append_and_allocate(states, ids.data()); });
+           },
+           nb::arg("sequences"), nb::arg("tokens"),
+           "For each running sequence one generated token and the slot it needs, in one call: all of them, or "
+           "OutOfBlocks and no change. Returns the block copies to execute.")
+      .def("commit_all",
+           [](PyCache& self, nb::list sequences) {
+             std::vector<Sequence*> states = states_of(self, sequences);
+             self.shared->locked([&](PrefixCache& cache) { cache.commit_all(states); });
+           },
+           nb::arg("sequences"), "Commits every token of these sequences, in one call.")
+      .def("clear",
+           [](PyCache& self) { self.shared->locked_without_gil([](PrefixCache& cache) { cache.clear(); }); },
+           "Evicts all that is not pinned.")
+      .def_prop_ro("num_blocks", counter(&PrefixCache::num_blocks))
+      .def_prop_ro("block_size", counter(&PrefixCache::block_size))
+      .def_prop_ro("num_free_blocks", counter(&PrefixCache::num_free))
+      .def_prop_ro("num_cached_blocks", counter(&PrefixCache::num_cached), "Evictable blocks of the tree.")
+      .def_prop_ro("num_pinned_blocks", counter(&PrefixCache::num_pinned), "Blocks of running requests.")
+      .def_prop_ro("num_available_blocks", counter(&PrefixCache::num_available), "Free and evictable blocks.")
+      .def_prop_ro("num_nodes", counter(&PrefixCache::num_nodes), "Nodes of the tree, one a namespace included.")
+      .def_prop_ro("num_bytes", counter(&PrefixCache::bytes), "Memory held for the blocks in use, all counted.")
+      .def("stats",
+           [](PyCache& self, std::optional<std::string> space) {
+             return self.shared->locked([&](PrefixCache& cache) { return space ? cache.stats(*space) : cache.stats(); });
+           },
+           nb::arg("namespace").none() = nb::none(), "Counters of one namespace, or of all together.")
+      .def("namespaces",
+           [](PyCache& self) { return self.shared->locked([](PrefixCache& cache) { return cache.spaces(); }); },
+           "The namespaces seen so far.")
+      .def("set_time",
+           [](PyCache& self, double seconds) {
+             self.shared->locked([&](PrefixCache& cache) { cache.set_time(seconds); });
+           },
+           nb::arg("seconds"), "Sets the clock that policies see; only kept with manual_clock=True.")
+      .def("check_invariants",
+           [](PyCache& self) { self.shared->locked([](PrefixCache& cache) { cache.check_invariants(); }); },
+           "Raises RuntimeError if the cache contradicts itself. Walks everything: for tests and idle times.")
+      .def("dump",
+           [](PyCache& self) { return self.shared->locked([](PrefixCache& cache) { return cache.dump(); }); },
+           "The tree as text, one line a node.");
+}
+
+}  // namespace caudex

@@ -1,0 +1,56 @@
+// A zero-filled array whose untouched pages cost no memory.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace caudex {
+
+// The pool reserves its arrays for every block at once. Large calloc() requests are served by fresh pages that the
+// system fills when they are first written, so a pool of ten million blocks costs what has been used of it.
+template <typename T>
+class LazyArray {
+  static_assert(std::is_trivially_copyable_v<T>, "elements are moved as bytes");
+
+ public:
+  explicit LazyArray(std::size_t size = 0) : data_(allocate(size)), size_(size) {}
+  ~LazyArray() { std::free(data_); }
+  LazyArray(const LazyArray&) = delete;
+  LazyArray& operator=(const LazyArray&) = delete;
+  LazyArray(LazyArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  LazyArray& operator=(LazyArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+
+  T& operator[](std::size_t i) { return data_[i]; }
+  const T& operator[](std::size_t i) const { return data_[i]; }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+  // Copies the first `keep` elements into an array of `size`.
+  LazyArray resized(std::size_t size, std::size_t keep) const {
+    LazyArray grown(size);
+    if (keep > 0) std::memcpy(grown.data_, data_, keep * sizeof(T));
+    return grown;
+  }
+
+ private:
+  static T* allocate(std::size_t size) {
+    if (size == 0) return nullptr;
+    auto* data = static_cast<T*>(std::calloc(size, sizeof(T)));
+    if (data == nullptr) throw std::bad_alloc();
+    return data;
+  }
+
+  T* data_;
+  std::size_t size_;
+};
+
+}  // namespace caudex

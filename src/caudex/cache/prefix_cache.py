@@ -1,0 +1,69 @@
+"""The prefix cache: which blocks of the KV pool hold which tokens, and which go when room is needed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from caudex import _core
+
+Index = Literal["radix", "hash"]
+
+
+class PrefixCache(_core.PrefixCache):
+    """A pool of KV blocks and an index of the prefixes that lie in it.
+
+    The cache knows tokens and block ids; the KV tensors are the engine's. A request's way through it::
+
+        cache = PrefixCache(num_blocks=1000, block_size=16)
+        seq = cache.begin(prompt)                     # match and pin; seq.num_cached_tokens need no computing
+        copies = seq.allocate(len(prompt))            # slots; copy blocks as told, then compute and write KV
+        seq.commit(len(prompt))                       # matchable from now on, by anyone in the namespace
+        seq.append([token])                           # and so on, a token at a time
+        seq.release()                                 # unpin; what is committed stays cached until evicted
+
+    Every block is exactly one of free, cached (evictable), or pinned (used by a running request). A call that raises
+    changes nothing. All methods may be called from several threads; each is atomic.
+
+    Parameters
+    ----------
+    num_blocks, block_size
+        Size of the pool, and tokens a block.
+    index
+        ``"radix"`` matches to the token: a match that ends inside a block is served by copying that block's first
+        slots (a partial hit). ``"hash"`` shares whole blocks only, found by chained block hashes.
+    policy
+        Which unpinned block goes first; see :func:`policy_names`. Whatever it is, blocks go from the ends of the tree
+        only, so a cached block's whole prefix is always cached too.
+    secret
+        Key of the block hashes. By default a random one, so that nobody outside the process can predict a hash; 0 makes
+        hashes that are stable across processes.
+    thrash_window
+        How many evicted blocks are remembered, to count what is computed again. As many as the pool has by default.
+    manual_clock
+        The policies' clock stands still but for :meth:`set_time`, as a replay needs it.
+
+    Costs: :meth:`match` and :meth:`begin` compare the prompt once, at memory speed; everything else is O(1) a block
+    at any size of the pool and the tree.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        index: Index = "radix",
+        policy: str = "lru",
+        secret: int | None = None,
+        thrash_window: int | None = None,
+        manual_clock: bool = False,
+    ) -> None:
+        super().__init__(
+            num_blocks,
+            block_size,
+            index=index,
+            policy=policy,
+            hash="fold64" if index == "radix" else "fold128",
+            secret=secret,
+            thrash_window=thrash_window,
+            manual_clock=manual_clock,
+        )
