@@ -13,7 +13,7 @@ __version__: str
 # Anything of integers: a list, a tuple, a one-dimensional array.
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
 
-class OutOfBlocks(RuntimeError):
+class OutOfBlocks(RuntimeError):  # noqa: N818
     """More blocks were asked for than are free or evictable. Nothing was changed."""
 
 class BlockCopy:
