@@ -2,25 +2,81 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Collection
+
+import numpy as np
+
+from caudex.cache import PrefixCache
+from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
-from caudex.engine.loading import Progress
+from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
+from caudex.engine.loading import Progress, ignore_progress, locate_checkpoint
+from caudex.engine.memory import choose_max_model_len, choose_num_blocks
+from caudex.engine.model import load_model
+from caudex.engine.output_stream import OutputStream
+from caudex.engine.runner import ModelRunner, make_runner
+from caudex.engine.scheduler import Scheduler
+from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
-from caudex.engine.types import EngineStats, GenerationRequest, OutputCallback
+from caudex.engine.types import EngineDeadError, EngineStats, GenerationRequest, OutputCallback
+
+_log = logging.getLogger(__name__)
+_ABORT_SECONDS = 30.0
 
 
 class Engine:
     """Serves generation requests over one model with a prefix cache.
 
     The loop runs on a thread of its own. `submit`, `abort`, `stats` and `reset_prefix_cache` may be called from any
-    thread and never wait for a step; outputs arrive through each request's `on_output`, on the engine's thread.
+    thread and never wait for a step: they leave a command that the loop takes up before its next step. Outputs arrive
+    through each request's `on_output`, on the engine's thread.
 
     Every submitted request gets exactly one output with a `finish_reason`, whatever happens: also when it is aborted,
-    when a step raises (reason `error`), and when the engine shuts down.
+    when a step raises (reason `error`), and when the engine shuts down. A step that raises fails the requests in it and
+    forgets the cache, as what it promised was not written; three in a row, or an error outside the model, are fatal:
+    `is_alive` turns False, `error` keeps the exception, and all requests fail.
+
+    Attributes:
+        tokenizer: may be used from any thread.
+        model_name: the name the model is served under.
+        max_model_len: the longest prompt plus output, in tokens.
     """
 
-    tokenizer: Tokenizer
-    model_name: str
-    max_model_len: int
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model_name: str,
+        tokenizer: Tokenizer,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+
+        self.config = config
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock = threading.Lock()
+        self._accepting = True
+        self._known_ids: set[str] = set()
+        self._num_submitted = 0
+        self._error: BaseException | None = None
+        scheduler = Scheduler(
+            cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_overtakes=config.max_overtakes,
+            shares=config.enable_prefix_caching,
+        )
+        self._loop = EngineLoop(runner, cache, scheduler, self._known_ids.discard, check_invariants=config.debug)
+        self._thread = threading.Thread(target=self._run, name="caudex-engine", daemon=True)
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -33,12 +89,30 @@ class Engine:
         Raises:
             UnsupportedModelError: the model is none that can be served; the message says why.
             FileNotFoundError: there is no such model.
+            ValueError: the pool or the longest length cannot be as configured.
         """
-        raise NotImplementedError
+
+        progress = progress or ignore_progress
+        loaded = load_model(locate_checkpoint(config.model, progress), config, progress)
+        num_blocks = choose_num_blocks(config, loaded.kv_bytes_per_token)
+        max_model_len = choose_max_model_len(config, loaded.position_limit, num_blocks)
+        progress("Allocating the KV pool", 0, 1)
+        engine = cls(
+            config,
+            model_name=loaded.name,
+            tokenizer=loaded.tokenizer,
+            runner=make_runner(loaded, config, num_blocks),
+            cache=PrefixCache(num_blocks, config.block_size, index=config.index, policy=config.policy),
+            vocab_size=loaded.vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=loaded.eos_token_ids,
+        )
+        progress("Allocating the KV pool", 1, 1)
+        return engine
 
     def start(self) -> None:
         """Start the engine's thread."""
-        raise NotImplementedError
+        self._thread.start()
 
     def submit(self, request: GenerationRequest, on_output: OutputCallback) -> None:
         """Queue a request; returns at once.
@@ -46,37 +120,91 @@ class Engine:
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or can never fit (says both lengths);
                 or the request id is in use.
-            EngineDeadError: the engine is not running.
+            EngineDeadError: the engine has been shut down or has died.
         """
-        raise NotImplementedError
+
+        prompt = self._checked_prompt(request)
+        max_output = min(request.sampling.max_tokens, self.max_model_len - len(prompt))
+        with self._lock:
+            if not self._accepting:
+                raise EngineDeadError(self._why_not_accepting())
+            if request.request_id in self._known_ids:
+                raise ValueError(f"request id {request.request_id!r} is in use")
+            self._known_ids.add(request.request_id)
+            state = SequenceState(
+                request.request_id, self._num_submitted, prompt, max_output, request.namespace, request.priority
+            )
+            self._num_submitted += 1
+            stream = OutputStream(request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed)
+            self._loop.commands.put(Submit(stream))
 
     def abort(self, request_id: str) -> None:
         """End a request within one step, with finish reason `abort`; an unknown or finished id is ignored."""
-        raise NotImplementedError
+        self._loop.commands.put(Abort(request_id))
 
     def stats(self) -> EngineStats:
         """Counters and gauges as they were after the last step."""
-        raise NotImplementedError
+        return self._loop.stats
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that no running request uses, before the next step."""
-        raise NotImplementedError
+        self._loop.commands.put(ResetCache())
 
     def shutdown(self, drain: bool = True, timeout: float | None = None) -> bool:
         """Stop taking requests and end the thread; True if it has ended.
 
         Args:
             drain: finish what is queued and running first; False aborts it.
-            timeout: seconds to wait; what still runs then is aborted.
+            timeout: seconds to drain for; what still runs then is aborted.
         """
-        raise NotImplementedError
+        with self._lock:
+            self._accepting = False
+        self._loop.commands.put(Stop(drain))
+        if self._thread.ident is None:
+            self._run()
+            return True
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._loop.commands.put(Stop(drain=False))
+            self._thread.join(_ABORT_SECONDS)
+        return not self._thread.is_alive()
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are being served."""
-        raise NotImplementedError
+        return self._thread.is_alive() and self._error is None
 
     @property
     def error(self) -> BaseException | None:
         """What killed the engine, if something did."""
-        raise NotImplementedError
+        return self._error
+
+    def _checked_prompt(self, request: GenerationRequest) -> Int32Array:
+        token_ids = request.prompt_token_ids
+        if not token_ids:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        if len(token_ids) >= self.max_model_len:
+            raise ValueError(
+                f"the prompt is {len(token_ids)} tokens long and at least one is to be generated, but prompt and "
+                f"output together may be at most {self.max_model_len} tokens"
+            )
+        prompt = np.asarray(token_ids, dtype=np.int64)
+        outside = prompt[(prompt < 0) | (prompt >= self._vocab_size)]
+        if len(outside):
+            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._vocab_size}")
+        return prompt.astype(np.int32)
+
+    def _why_not_accepting(self) -> str:
+        return "the engine is shut down" if self._error is None else f"the engine has died: {self._error!r}"
+
+    def _run(self) -> None:
+        """What the engine's thread does."""
+        try:
+            self._loop.run()
+        except BaseException as error:
+            _log.exception("the engine has died")
+            self._error = error
+        finally:
+            with self._lock:
+                self._accepting = False
+            self._loop.end_all(self._error)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+MAX_LOGPROBS = 20
+"""The most alternatives a token that `logprobs` may ask for."""
 
 
 class ChatTemplateError(ValueError):
@@ -23,7 +27,12 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch those filters off. A `seed` makes a request's samples
     the same whatever else is in the batch. `stop` strings are cut from the text; `stop_token_ids` and, unless
-    `ignore_eos`, the model's end tokens end the request too. `logprobs` asks for that many top alternatives a token.
+    `ignore_eos`, the model's end tokens end the request too. `logprobs` asks for that many top alternatives a token;
+    they are of the model's own distribution, before temperature, penalties and filters.
+
+    `presence_penalty` and `frequency_penalty` lower the logits of what was generated (once, or by count);
+    `repetition_penalty` divides positive and multiplies negative logits of all that prompt and output hold.
+    `logit_bias` adds to the logits of single token ids. Filters apply in the order temperature, top-k, top-p, min-p.
 
     Raises:
         ValueError: a value is outside its range; the message names the value and the range.
@@ -39,6 +48,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range("max_tokens", self.max_tokens, 1, None)
@@ -47,7 +60,14 @@ class SamplingParams:
         check_range("top_k", self.top_k, 0, None)
         check_range("min_p", self.min_p, 0.0, 1.0)
         if self.logprobs is not None:
-            check_range("logprobs", self.logprobs, 0, 20)
+            check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        for token_id, bias in self.logit_bias.items():
+            check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if any(not text for text in self.stop):
+            raise ValueError("stop holds an empty string, which would end every text before it begins")
 
 
 def check_range(name: str, value: float, low: float, high: float | None, *, low_open: bool = False) -> None:

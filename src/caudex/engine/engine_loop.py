@@ -1,0 +1,217 @@
+"""The loop that serves requests, one step after another, on the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from caudex.cache import PrefixCache
+from caudex.engine.output_stream import OutputStream
+from caudex.engine.runner import ModelRunner
+from caudex.engine.sampling import SampledToken, sample
+from caudex.engine.scheduler import Scheduler
+from caudex.engine.step import Step
+from caudex.engine.types import EngineStats, FinishReason
+
+_log = logging.getLogger(__name__)
+_MAX_FAILURES_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Serve a request."""
+
+    stream: OutputStream
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request, if it is still there."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Forget all cached KV that no running request uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop once every request is finished; without `drain` they are aborted."""
+
+    drain: bool
+
+
+Command: TypeAlias = Submit | Abort | ResetCache | Stop
+
+
+class EngineLoop:
+    """Takes commands, runs steps, gives outputs. Everything but `commands` and `stats` is its thread's own.
+
+    A step: schedule -> copy blocks -> run the model -> sample -> give tokens to their streams -> let go of what ended.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        on_finished: Callable[[str], None],
+        *,
+        check_invariants: bool,
+    ) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._runner = runner
+        self._cache = cache
+        self._scheduler = scheduler
+        self._on_finished = on_finished
+        self._checks_invariants = check_invariants
+        self._streams: dict[str, OutputStream] = {}
+        self._stopping = False
+        self._failures_in_a_row = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._finished: Counter[FinishReason] = Counter()
+        self.stats = self._collect_stats()
+
+    def run(self) -> None:
+        """Serve until told to stop. An exception that leaves here is fatal; `end_all` is then still to be called."""
+        while not self._stopping or self._scheduler.has_requests:
+            self._take_commands()
+            if self._scheduler.has_requests:
+                self._step()
+            elif self._checks_invariants:
+                self.check_invariants()
+            self.stats = self._collect_stats()
+
+    def end_all(self, error: BaseException | None) -> None:
+        """Give every request that is left its final output: `error` if something died, `abort` if not."""
+        while not self.commands.empty():
+            command = self.commands.get()
+            if isinstance(command, Submit):
+                self._streams[command.stream.request.request_id] = command.stream
+        for stream in list(self._streams.values()):
+            self._end(stream, "abort" if error is None else "error", None if error is None else repr(error))
+        self.stats = self._collect_stats()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if cache or scheduler are not what they should be."""
+        self._cache.check_invariants()
+        self._scheduler.check_invariants()
+        assert self._scheduler.has_requests or self._cache.num_pinned_blocks == 0, "blocks are pinned by nobody"
+
+    def _take_commands(self) -> None:
+        """Carry out what other threads asked for; wait for something if there is nothing else to do."""
+        while True:
+            idle = not self._scheduler.has_requests and not self._stopping
+            try:
+                command = self.commands.get(block=idle)
+            except queue.Empty:
+                return
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Submit(stream):
+                self._streams[stream.request.request_id] = stream
+                self._num_prompt_tokens += len(stream.state.prompt)
+                self._scheduler.add(stream.state)
+            case Abort(request_id):
+                self._abort(request_id)
+            case ResetCache():
+                self._cache.clear()
+            case Stop(drain):
+                self._stopping = True
+                for request_id in [] if drain else list(self._streams):
+                    self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._scheduler.finish(stream.state)
+            self._end(stream, "abort")
+
+    def _step(self) -> None:
+        step = self._scheduler.schedule()
+        if not step.chunks:
+            self._fail_unservable()
+            return
+        streams = [self._streams[chunk.state.request_id] for chunk in step.sampling_chunks()]
+        try:
+            tokens = self._compute(step, streams)
+        except Exception as error:
+            self._fail(step, error)
+            return
+        self._failures_in_a_row = 0
+        self._scheduler.complete(step)
+        self._num_generated_tokens += len(tokens)
+        for stream, token in zip(streams, tokens, strict=True):
+            self._push(stream, token)
+
+    def _compute(self, step: Step, streams: list[OutputStream]) -> list[SampledToken]:
+        """Run the model on a step's tokens and sample for `streams`, which are those of its sampling chunks."""
+        if step.copies:
+            self._runner.copy_blocks(step.copy_rows())
+        logits = self._runner.run(step.batch())
+        return sample(logits, [stream.sampling_row() for stream in streams])
+
+    def _push(self, stream: OutputStream, token: SampledToken) -> None:
+        """Give a stream its token; an owner whose callback raises is gone, and its request is aborted."""
+        try:
+            stream.push(token)
+        except Exception:
+            _log.exception("the output callback of request %s raised; aborting it", stream.request.request_id)
+            self._abort(stream.request.request_id)
+            return
+        if stream.finish_reason is not None:
+            self._scheduler.finish(stream.state)
+            self._forget(stream, stream.finish_reason)
+
+    def _end(self, stream: OutputStream, reason: FinishReason, error: str | None = None) -> None:
+        """Final output of a request that the scheduler has let go of."""
+        try:
+            stream.end(reason, error)
+        except Exception:
+            _log.exception("the output callback of request %s raised", stream.request.request_id)
+        self._forget(stream, reason)
+
+    def _forget(self, stream: OutputStream, reason: FinishReason) -> None:
+        del self._streams[stream.request.request_id]
+        self._finished[reason] += 1
+        self._on_finished(stream.request.request_id)
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """A step raised: its requests fail, and so does the engine if steps keep raising."""
+        _log.error("a step of %d tokens failed", step.num_tokens, exc_info=error)
+        self._failures_in_a_row += 1
+        for state in self._scheduler.fail(step):
+            self._end(self._streams[state.request_id], "error", f"{type(error).__name__}: {error}")
+        if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            raise error
+
+    def _fail_unservable(self) -> None:
+        """Nothing runs and nothing can start: the oldest request cannot be served at all."""
+        state = next(iter(self._scheduler.waiting))
+        self._scheduler.finish(state)
+        self._end(self._streams[state.request_id], "error", "the KV pool cannot hold this request")
+
+    def _collect_stats(self) -> EngineStats:
+        return EngineStats(
+            num_requests_running=len(self._scheduler.running),
+            num_requests_waiting=len(self._scheduler.waiting) + self.commands.qsize(),
+            num_blocks=self._cache.num_blocks,
+            num_free_blocks=self._cache.num_free_blocks,
+            num_cached_blocks=self._cache.num_cached_blocks,
+            num_pinned_blocks=self._cache.num_pinned_blocks,
+            prefix_cache_queries=self._scheduler.num_queried_tokens,
+            prefix_cache_hits=self._scheduler.num_hit_tokens,
+            prompt_tokens=self._num_prompt_tokens,
+            generation_tokens=self._num_generated_tokens,
+            preemptions=self._scheduler.num_preemptions,
+            requests_finished=dict(self._finished),
+        )

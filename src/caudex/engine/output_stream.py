@@ -1,0 +1,102 @@
+"""From a request's sampled tokens to the outputs its owner sees."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatcher
+from caudex.engine.sampling import SampledToken, SamplingRow
+from caudex.engine.sequence_state import SequenceState
+from caudex.engine.tokenizer import Tokenizer
+from caudex.engine.types import FinishReason, GenerationRequest, OutputCallback, RequestOutput
+
+
+class OutputStream:
+    """One request between the scheduler and its owner: text, stopping, and the one final output.
+
+    Every stream gives exactly one output with a finish reason, the last; `finish_reason` keeps it.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        state: SequenceState,
+        on_output: OutputCallback,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        base_seed: int,
+    ) -> None:
+        params = request.sampling
+        self.request = request
+        self.state = state
+        self.finish_reason: FinishReason | None = None
+        self._on_output = on_output
+        self._end_token_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids)
+        self._stops = StopMatcher(params.stop)
+        self._seed = _request_seed(base_seed, request.request_id) if params.seed is None else params.seed
+
+    def sampling_row(self) -> SamplingRow:
+        """How this request's next token is to be sampled."""
+        output = self.state.output
+        return SamplingRow(self.request.sampling, self._seed, len(output), self.state.prompt, output)
+
+    def push(self, token: SampledToken) -> None:
+        """Take the next token and give its owner what it adds."""
+        self.state.output.append(token.token_id)
+        text, reason, stop_reason = self._advance(token.token_id)
+        self._give(text, reason, stop_reason, [token])
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """Finish without another token."""
+        self._give(self._rest(), reason, error=error)
+
+    def _advance(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """The new text, and whether and why it is the last."""
+        if token_id in self._end_token_ids:
+            explicit = token_id in self.request.sampling.stop_token_ids
+            return self._rest(), "stop", token_id if explicit else None
+        match = self._stops.push(self._detokenizer.push(token_id))
+        if match.stop is not None:
+            return match.text, "stop", match.stop
+        if self.state.num_output_left > 0:
+            return match.text, None, None
+        return match.text + self._rest(), "length", None
+
+    def _rest(self) -> str:
+        match = self._stops.push(self._detokenizer.flush())
+        return match.text + self._stops.flush()
+
+    def _give(
+        self,
+        text: str,
+        reason: FinishReason | None,
+        stop_reason: str | int | None = None,
+        tokens: list[SampledToken] | None = None,
+        error: str | None = None,
+    ) -> None:
+        tokens = tokens or []
+        self.finish_reason = reason
+        self._on_output(
+            RequestOutput(
+                request_id=self.request.request_id,
+                token_ids=[token.token_id for token in tokens],
+                text=text,
+                num_prompt_tokens=len(self.state.prompt),
+                num_cached_tokens=self.state.num_cached or 0,
+                num_output_tokens=len(self.state.output),
+                finish_reason=reason,
+                stop_reason=stop_reason,
+                logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+                error=error,
+            )
+        )
+
+
+def _request_seed(base_seed: int, request_id: str) -> int:
+    """A seed for a request that brings none: another for each id, the same at each run with the same base."""
+    digest = hashlib.blake2b(request_id.encode(), key=base_seed.to_bytes(8, "little", signed=True), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")

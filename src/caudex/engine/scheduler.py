@@ -1,0 +1,318 @@
+"""Decides, step by step, which tokens of which requests are computed. Pure Python: no model, no tensors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache
+from caudex.engine.batch import Int32Array
+from caudex.engine.sequence_state import SequenceState
+from caudex.engine.step import ScheduledChunk, Step
+from caudex.engine.waiting_queue import WaitingQueue
+
+_LOOKUPS_A_STEP = 64
+_CANDIDATES_A_STEP = 256
+
+
+class OutputForecast:
+    """How much of what running requests may still generate is set aside when another is admitted.
+
+    Setting all of `max_tokens` aside leaves most of the pool idle, as most answers end early; setting nothing aside
+    ends in preemptions. So a share of it is, which creeps down while all goes well and jumps up at a preemption, as
+    SGLang does (Zheng et al., 2024).
+    """
+
+    FLOOR, START, DECAY, JUMP = 0.1, 0.5, 0.998, 0.2
+
+    def __init__(self) -> None:
+        self._share = self.START
+
+    def blocks(self, state: SequenceState, block_size: int) -> int:
+        """Blocks that `state` is expected to need beyond those for its tokens of now."""
+        expected = math.ceil(self._share * state.num_output_left)
+        return _num_blocks(state.num_tokens + expected, block_size) - _num_blocks(state.num_tokens, block_size)
+
+    def note_step(self, preempted: bool) -> None:
+        self._share = min(1.0, self._share + self.JUMP) if preempted else max(self.FLOOR, self._share * self.DECAY)
+
+
+class Scheduler:
+    """Continuous batching over a prefix cache.
+
+    A step holds, in this order: one token of every decoding request; chunks of the prompts in prefill, oldest
+    admission first; chunks of newly admitted requests, best first as `WaitingQueue` orders them; at most
+    `max_num_batched_tokens` tokens and `max_num_seqs` requests in all.
+
+    Admission allocates the slots of the whole prompt at once and leaves room for what running requests are expected to
+    generate, so the pool is never over-committed. When decoding still finds it full, the request admitted last of the
+    lowest priority is preempted: it releases its blocks, what it has computed stays cached until evicted, and it queues
+    with its old rank.
+
+    A prompt's chunk is committed when it is scheduled, so requests of one step share what one of them writes in it:
+    every layer writes all keys and values before it attends. Two things guard that. A request whose match ends inside
+    a block that is written in this very step waits one step, for the copy comes before the write. And if the step
+    fails, `fail` drops whatever it had promised. Where a commit finds equal blocks of another request and adopts them,
+    the step writes the same KV into them once more, which changes nothing.
+
+    A waiting request whose beginning is being computed by a running one waits for it, as long as that saves it at
+    least one block: computing the same tokens a second time would only slow the first. It cannot wait in vain: the
+    other is running, so it gets on at every step or is gone.
+
+    Bounds: an admitted request advances at every step in which the older ones' prompts leave room in the budget; at
+    most `max_overtakes` younger requests are admitted before a waiting one.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_overtakes: int,
+        shares: bool = True,
+    ) -> None:
+        self._cache = cache
+        self._block_size = cache.block_size
+        self._max_num_seqs = max_num_seqs
+        self._token_budget = max_num_batched_tokens
+        self._shares = shares
+        self._forecast = OutputForecast()
+        self._written: set[int] = set()
+        self.waiting = WaitingQueue(max_overtakes)
+        self.running: list[SequenceState] = []
+        self.num_preemptions = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def add(self, state: SequenceState) -> None:
+        """Queue a new request."""
+        self.waiting.add(state)
+
+    def finish(self, state: SequenceState) -> None:
+        """Let go of a request, waiting or running; what it has computed stays cached."""
+        if state.sequence is None:
+            self.waiting.remove(state.request_id)
+            return
+        self.running.remove(state)
+        self._release(state, keep=True)
+
+    def fail(self, step: Step) -> list[SequenceState]:
+        """Let go of every request of a step that raised, and of all cached KV, as some of it was never written."""
+        failed = [chunk.state for chunk in step.chunks]
+        for state in failed:
+            self.running.remove(state)
+            self._release(state, keep=False)
+        self._cache.clear()
+        return failed
+
+    def schedule(self) -> Step:
+        """Choose the tokens of the next step; their slots are allocated when this returns."""
+        step = Step()
+        self._written.clear()
+        self._extend_decoding(step)
+        for state in sorted(self.running, key=lambda state: state.in_prefill):
+            self._schedule_chunk(step, state)
+        if not step.num_preempted:
+            self._admit_waiting(step)
+        self._forecast.note_step(preempted=step.num_preempted > 0)
+        return step
+
+    def complete(self, step: Step) -> None:
+        """Note that a step's KV is written: full blocks of generated tokens can be matched from now on."""
+        if not self._shares:
+            return
+        states = [chunk.state for chunk in step.chunks]
+        full = [state for state in states if state.num_computed - state.num_committed >= self._block_size]
+        if full:
+            self._cache.commit_all([state.running_sequence() for state in full])
+        for state in full:
+            self._note_commit(state)
+
+    def _extend_decoding(self, step: Step) -> None:
+        """Give every newly generated token a slot, preempting until they fit."""
+        while True:
+            grown = [state for state in self.running if state.num_allocated < state.num_tokens]
+            if not grown:
+                return
+            try:
+                copies = self._cache.append_and_allocate(
+                    [state.running_sequence() for state in grown], [state.output[-1] for state in grown]
+                )
+            except OutOfBlocks:
+                self._preempt_one(step)
+                continue
+            step.copies.extend(copies)
+            for state in grown:
+                state.num_allocated += 1
+                state.block_table = state.running_sequence().block_table
+            return
+
+    def _preempt_one(self, step: Step) -> None:
+        victim = max(self.running, key=lambda state: (state.priority, state.arrival))
+        self.running.remove(victim)
+        self._release(victim, keep=True)
+        victim.num_preemptions += 1
+        self.waiting.add(victim)
+        self.num_preemptions += 1
+        step.num_preempted += 1
+
+    def _schedule_chunk(self, step: Step, state: SequenceState) -> None:
+        start = state.num_computed
+        end = min(state.num_tokens, start + self._token_budget - step.num_tokens)
+        if end == start:
+            return
+        in_prefill = state.in_prefill
+        state.num_computed = end
+        if in_prefill and self._shares:
+            self._commit(state)
+            blocks = state.block_table[start // self._block_size : _num_blocks(end, self._block_size)]
+            self._written.update(blocks.tolist())
+            if end == state.num_tokens:
+                self.waiting.mark_group(state)
+        step.add(ScheduledChunk(state, start, end, samples=end == state.num_tokens))
+
+    def _commit(self, state: SequenceState) -> None:
+        state.running_sequence().commit(state.num_computed)
+        self._note_commit(state)
+
+    def _note_commit(self, state: SequenceState) -> None:
+        state.num_committed = state.num_computed
+        state.block_table = state.running_sequence().block_table
+
+    def _release(self, state: SequenceState, *, keep: bool) -> None:
+        sequence = state.running_sequence()
+        if keep and self._shares and state.num_computed > state.num_committed:
+            sequence.commit(state.num_computed)
+        sequence.release()
+        state.sequence = None
+        state.num_computed = state.num_committed = state.num_allocated = 0
+
+    def _admit_waiting(self, step: Step) -> None:
+        if not len(self.waiting) or not self._has_room(step):
+            return
+        self.waiting.end_skips()
+        for state in self.waiting.stale(_LOOKUPS_A_STEP):
+            self._look_up(state)
+        for _ in range(_CANDIDATES_A_STEP):
+            state_or_none = self.waiting.best() if self._has_room(step) else None
+            if state_or_none is None:
+                return
+            state = state_or_none
+            overdue = self.waiting.is_overdue(state)
+            expected_share = self.waiting.share(state)
+            num_cached, num_blocks = self._look_up(state)
+            if not overdue and self.waiting.share(state) < expected_share:
+                continue
+            if self._may_start(state, num_cached, overdue) and self._start(step, state, num_blocks):
+                self._schedule_chunk(step, state)
+            elif overdue:
+                return
+            else:
+                self.waiting.skip(state)
+
+    def _has_room(self, step: Step) -> bool:
+        return len(self.running) < self._max_num_seqs and step.num_tokens < self._token_budget
+
+    def _look_up(self, state: SequenceState) -> tuple[int, int]:
+        """Refresh a waiting request's share; gives the tokens it would hit and the free blocks it would take."""
+        tokens = state.tokens()
+        match = self._cache.match(tokens, state.namespace)
+        self.waiting.set_share(state, match.num_tokens / len(tokens))
+        return match.num_tokens, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
+
+    def _num_pinned(self, blocks: Int32Array) -> int:
+        """How many of `blocks` running requests hold already."""
+        if not len(blocks) or not self.running:
+            return 0
+        return int(np.isin(blocks, np.concatenate([state.block_table for state in self.running])).sum())
+
+    def _may_start(self, state: SequenceState, num_cached: int, overdue: bool) -> bool:
+        return overdue or not self._awaits_prefix(state, num_cached)
+
+    def _awaits_prefix(self, state: SequenceState, num_cached: int) -> bool:
+        """Whether a running request is about to compute at least a block of what `state` would have to compute."""
+        return self._shares and any(
+            self._num_to_come(state, other) - num_cached >= self._block_size
+            for other in self.running
+            if other.num_uncomputed > 0 and other.namespace == state.namespace
+        )
+
+    def _num_to_come(self, state: SequenceState, other: SequenceState) -> int:
+        """Leading tokens of `state` that `other` has computed or will, or 0 if it has computed them all already."""
+        common = min(_common_length(state.prompt, other.prompt), state.num_tokens - 1)
+        return common if common > other.num_computed else 0
+
+    def _start(self, step: Step, state: SequenceState, num_blocks: int) -> bool:
+        """Pin what is cached of a waiting request and allocate the rest; False and no change if it has to wait."""
+        if not self._fits(state, num_blocks):
+            return False
+        copies = self._begin(state)
+        if copies is None and not self.running:
+            self._cache.clear()
+            copies = self._begin(state)
+        if copies is None:
+            return False
+        if any(copy.src in self._written for copy in copies):
+            self._release(state, keep=False)
+            return False
+        step.copies.extend(copies)
+        self._note_admission(state)
+        return True
+
+    def _fits(self, state: SequenceState, num_blocks: int) -> bool:
+        """Whether the pool has `num_blocks` besides what running requests are expected to need; alone, all of it."""
+        if not self.running:
+            return True
+        reserved = sum(self._forecast.blocks(other, self._block_size) for other in (*self.running, state))
+        return num_blocks + reserved <= self._cache.num_available_blocks
+
+    def _begin(self, state: SequenceState) -> list[BlockCopy] | None:
+        tokens = state.tokens()
+        begin = self._cache.resume if state.num_preemptions else self._cache.begin
+        sequence = begin(tokens, state.namespace)
+        try:
+            copies = sequence.allocate(len(tokens))
+        except OutOfBlocks:
+            sequence.release()
+            return None
+        state.sequence = sequence
+        state.num_allocated = len(tokens)
+        state.num_computed = state.num_committed = sequence.num_cached_tokens
+        state.block_table = sequence.block_table
+        return copies
+
+    def _note_admission(self, state: SequenceState) -> None:
+        self.waiting.admit(state.request_id)
+        self.running.append(state)
+        if state.num_cached is None:
+            state.num_cached = state.num_computed
+            self.num_queried_tokens += len(state.prompt)
+            self.num_hit_tokens += state.num_cached
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if a request is lost, counted twice, or holds what it should not."""
+        self.waiting.check_invariants()
+        assert len({state.request_id for state in self.running}) == len(self.running) <= self._max_num_seqs
+        for state in self.running:
+            assert state.sequence is not None
+            assert state.request_id not in self.waiting
+            assert state.num_committed <= state.num_computed <= state.num_allocated <= state.num_tokens
+            assert len(state.block_table) >= _num_blocks(state.num_allocated, self._block_size)
+        for state in self.waiting:
+            assert state.sequence is None
+
+
+def _num_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _common_length(left: Int32Array, right: Int32Array) -> int:
+    length = min(len(left), len(right))
+    different = np.flatnonzero(left[:length] != right[:length])
+    return int(different[0]) if len(different) else length

@@ -1,0 +1,88 @@
+"""One request as the scheduler sees it: its tokens, how many have KV, and where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caudex.engine.batch import Int32Array
+
+if TYPE_CHECKING:
+    from caudex.cache import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A request on its way: waiting (no `sequence`), or running.
+
+        tokens   |<------- prompt ------->|<--- output --->|
+        KV       |<----- num_computed ------>|
+                 |<- num_cached ->|  found in the cache when it was admitted
+
+    Invariants: `num_computed <= num_tokens`; a running sequence whose `num_computed` is `num_tokens - 1` decodes, one
+    with less is still in prefill; `num_allocated` is `num_tokens` once a step is scheduled.
+
+    Attributes:
+        arrival: 0, 1, 2 ... in the order of submission; kept through preemptions.
+        prompt: the request's token ids.
+        max_output_tokens: what the request and the longest allowed length leave room for.
+        output: tokens generated so far.
+        num_computed: leading tokens whose KV is in the pool, this step's included once it is scheduled.
+        num_cached: prompt tokens found in the cache at the first admission; None before it.
+        num_committed: leading tokens that others can match.
+        num_allocated: leading tokens that have slots; a token generated in the last step has none yet.
+        num_overtakes: younger requests admitted while this one waited.
+    """
+
+    request_id: str
+    arrival: int
+    prompt: Int32Array
+    max_output_tokens: int
+    namespace: str = ""
+    priority: int = 0
+    output: list[int] = field(default_factory=list)
+    sequence: Sequence | None = None
+    num_computed: int = 0
+    num_committed: int = 0
+    num_allocated: int = 0
+    num_cached: int | None = None
+    num_overtakes: int = 0
+    num_preemptions: int = 0
+    block_table: Int32Array = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.num_uncomputed > 1
+
+    @property
+    def num_output_left(self) -> int:
+        return self.max_output_tokens - len(self.output)
+
+    def token_slice(self, start: int, end: int) -> Int32Array:
+        """Tokens `start:end`."""
+        if end <= len(self.prompt):
+            return self.prompt[start:end]
+        num_prompt = len(self.prompt)
+        output = np.asarray(self.output[max(0, start - num_prompt) : end - num_prompt], dtype=np.int32)
+        return output if start >= num_prompt else np.concatenate([self.prompt[start:], output])
+
+    def tokens(self) -> Int32Array:
+        """Prompt and output together."""
+        if not self.output:
+            return self.prompt
+        return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def running_sequence(self) -> Sequence:
+        """The pinned cache sequence; only for a running request."""
+        assert self.sequence is not None, f"request {self.request_id} is not running"
+        return self.sequence

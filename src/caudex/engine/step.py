@@ -1,0 +1,66 @@
+"""What the scheduler hands to the model for one step, and its packing into arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from caudex.cache import BlockCopy
+from caudex.engine.batch import Int32Array, StepBatch
+from caudex.engine.sequence_state import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Tokens `start:end` of `state` are computed in this step.
+
+    `samples` says whether the last one's logits give a token.
+    """
+
+    state: SequenceState
+    start: int
+    end: int
+    samples: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class Step:
+    """One step's chunks, in the order in which they were scheduled, and the block copies to make before it."""
+
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    num_tokens: int = 0
+    num_preempted: int = 0
+
+    def add(self, chunk: ScheduledChunk) -> None:
+        self.chunks.append(chunk)
+        self.num_tokens += chunk.num_tokens
+
+    def sampling_chunks(self) -> list[ScheduledChunk]:
+        """Chunks that give a token, in the order of the batch's `logit_rows`."""
+        return [chunk for chunk in self.chunks if chunk.samples]
+
+    def copy_rows(self) -> Int32Array:
+        """The copies as rows (source block, target block, slots)."""
+        rows = [(copy.src, copy.dst, copy.num_slots) for copy in self.copies]
+        return np.asarray(rows, dtype=np.int32).reshape(-1, 3)
+
+    def batch(self) -> StepBatch:
+        """Pack the chunks. Only for a step that has some."""
+        lengths = [chunk.num_tokens for chunk in self.chunks]
+        starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        sampling = [index for index, chunk in enumerate(self.chunks) if chunk.samples]
+        return StepBatch(
+            token_ids=np.concatenate([chunk.state.token_slice(chunk.start, chunk.end) for chunk in self.chunks]),
+            positions=np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in self.chunks]),
+            query_starts=starts,
+            context_lens=np.asarray([chunk.end for chunk in self.chunks], dtype=np.int32),
+            block_tables=[chunk.state.block_table for chunk in self.chunks],
+            logit_rows=starts[1:][sampling] - np.int32(1),
+        )

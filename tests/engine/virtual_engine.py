@@ -1,0 +1,111 @@
+"""A scheduler's world without a model: time is steps, KV is the identity of a token's whole prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from caudex.cache import PrefixCache
+from caudex.engine.scheduler import Scheduler
+from caudex.engine.sequence_state import SequenceState
+from caudex.engine.step import Step
+
+VOCAB = 4
+
+
+def prefix_identities(tokens: np.ndarray, namespace: str) -> list[int]:
+    """For each position, a number that stands for the namespace and all tokens up to it."""
+    identity, result = hash(namespace), []
+    for token in tokens.tolist():
+        identity = hash((identity, token))
+        result.append(identity)
+    return result
+
+
+def next_token(identity: int) -> int:
+    """The language model of this world: the next token is a function of the prefix."""
+    return (identity >> 5) % VOCAB
+
+
+def expected_output(prompt: np.ndarray, namespace: str, length: int) -> list[int]:
+    output: list[int] = []
+    for _ in range(length):
+        tokens = np.concatenate([prompt, np.array(output, dtype=np.int32)])
+        output.append(next_token(prefix_identities(tokens, namespace)[-1]))
+    return output
+
+
+@dataclass
+class VirtualEngine:
+    """Runs steps of a scheduler and checks each one against what a model would have read and written."""
+
+    cache: PrefixCache
+    scheduler: Scheduler
+    max_num_seqs: int
+    token_budget: int
+    slots: dict[int, int] = field(default_factory=dict)
+    finished: dict[str, SequenceState] = field(default_factory=dict)
+    aborted: set[str] = field(default_factory=set)
+    admissions: list[SequenceState] = field(default_factory=list)
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+
+    def submit(self, state: SequenceState) -> None:
+        self.scheduler.add(state)
+
+    def abort(self, state: SequenceState) -> None:
+        self.aborted.add(state.request_id)
+        self.scheduler.finish(state)
+
+    def step(self) -> Step:
+        running_before = {state.request_id for state in self.scheduler.running}
+        step = self.scheduler.schedule()
+        self.admissions += [s for s in self.scheduler.running if s.request_id not in running_before]
+        self.num_steps += 1
+        self.num_computed_tokens += step.num_tokens
+        assert step.num_tokens <= self.token_budget
+        assert len(step.chunks) <= self.max_num_seqs
+        assert step.num_tokens == sum(chunk.num_tokens for chunk in step.chunks)
+        if self.scheduler.has_requests:
+            assert step.chunks, "a step with requests and nothing to do"
+        self._copy(step)
+        self._write(step)
+        self._read(step)
+        self.scheduler.complete(step)
+        self._sample(step)
+        self.scheduler.check_invariants()
+        self.cache.check_invariants()
+        return step
+
+    def _copy(self, step: Step) -> None:
+        size = self.cache.block_size
+        for copy in step.copies:
+            for offset in range(copy.num_slots):
+                self.slots[copy.dst * size + offset] = self.slots[copy.src * size + offset]
+
+    def _slot(self, state: SequenceState, position: int) -> int:
+        size = self.cache.block_size
+        return int(state.block_table[position // size]) * size + position % size
+
+    def _write(self, step: Step) -> None:
+        for chunk in step.chunks:
+            identities = prefix_identities(chunk.state.tokens(), chunk.state.namespace)
+            for position in range(chunk.start, chunk.end):
+                self.slots[self._slot(chunk.state, position)] = identities[position]
+
+    def _read(self, step: Step) -> None:
+        for chunk in step.chunks:
+            identities = prefix_identities(chunk.state.tokens(), chunk.state.namespace)
+            for position in range(chunk.end):
+                assert self.slots.get(self._slot(chunk.state, position)) == identities[position], (
+                    f"{chunk.state.request_id} would read another prefix's KV at position {position}"
+                )
+
+    def _sample(self, step: Step) -> None:
+        for chunk in step.sampling_chunks():
+            state = chunk.state
+            state.output.append(next_token(prefix_identities(state.tokens(), state.namespace)[-1]))
+            if state.num_output_left == 0:
+                self.scheduler.finish(state)
+                self.finished[state.request_id] = state
