@@ -97,9 +97,8 @@ def test_the_first_model_is_found_or_asked_for() -> None:
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_a_url_may_end_with_the_version(url: str) -> None:
-    assert request_bytes(Endpoint(url, "m"), "GET", "/v1/models", b"").startswith(
-        b"GET /v1/models HTTP/1.1\r\nHost: h:1"
-    )
+    sent = request_bytes(Endpoint(url, "m"), "GET", "/v1/models", b"")
+    assert sent.startswith(b"GET /v1/models HTTP/1.1\r\nHost: h:1\r\n")
 
 
 def test_a_key_is_sent_when_there_is_one() -> None:
