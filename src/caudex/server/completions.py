@@ -163,6 +163,10 @@ class CompletionRenderer:
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{self._token(token): value for token, value in entry.top} for entry in entries],
+            "top_logprobs": [self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+    def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
+        """Text to log-probability. Of tokens that look alike (parts of characters do) the likeliest stands for all."""
+        return {self._token(token): value for token, value in reversed(entry.top)}
