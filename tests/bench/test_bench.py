@@ -16,7 +16,7 @@ from caudex.cli import main
 OPTIONS = ("--num-blocks", "3000", "--num-threads", "1", "--max-model-len", "4000")
 SMALL = (
     "--questions", "6", "--document-tokens", "100", "--sessions", "2", "--turns", "3", "--system-tokens", "60",
-    "--streams", "3", "--decode-tokens", "6", "--answer-tokens", "4", "--seed", "1",
+    "--streams", "3", "--decode-tokens", "6", "--answer-tokens", "4",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_repeats_never_hit_each_other(local: LocalServer, tmp_path: Path) -> Non
     assert CliRunner().invoke(main, arguments).exit_code == 0
     (run,) = json.loads(file.read_text())["scenes"]
     assert run["requests"] == 9
-    assert run["hit_rate"] < 0.3
+    assert run["hit_rate"] < 0.2
 
 
 def test_a_server_that_is_not_there_is_said_in_a_sentence() -> None:

@@ -62,12 +62,14 @@ def serving(config: EngineConfig, settings: ServerSettings | None = None) -> Ite
         assert ready.wait(30), "the server did not come up"
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         key = (settings.api_keys if settings else ()) or ("none",)
-        with httpx.Client(base_url=url, timeout=60) as http:
-            yield Running(url, engine, http, openai.OpenAI(base_url=f"{url}/v1", api_key=key[0], max_retries=0))
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive(), "the server did not stop"
-    engine.shutdown(drain=False)
+        try:
+            with httpx.Client(base_url=url, timeout=60) as http:
+                yield Running(url, engine, http, openai.OpenAI(base_url=f"{url}/v1", api_key=key[0], max_retries=0))
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            engine.shutdown(drain=False)
+    assert not thread.is_alive(), "the server did not stop"
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from caudex.server.settings import ServerSettings
 def samples(text: str) -> dict[str, float]:
     """Prometheus's text as `name{labels}` -> value."""
     found = re.findall(r"^([a-z0-9_:]+(?:\{[^}]*\})?) (\S+)$", text, re.MULTILINE)
-    return {re.sub(r'model_name="[^"]*",?', "", name).replace("{}", ""): float(value) for name, value in found}
+    return {re.sub(r',?model_name="[^"]*",?', "", name).replace("{}", ""): float(value) for name, value in found}
 
 
 def test_models_lists_every_served_name(server) -> None:
