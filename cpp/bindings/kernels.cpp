@@ -1,3 +1,4 @@
+#include "bindings/kernel_arguments.hpp"
 #include "kernels/attention_plan.hpp"
 #include "kernels/batch.hpp"
 #include "kernels/isa.hpp"
@@ -5,8 +6,6 @@
 #include "kernels/paged_attention.hpp"
 #include "kernels/thread_pool.hpp"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -21,25 +20,11 @@ namespace {
 
 using kernels::AttentionPlan;
 using kernels::Batch;
-using kernels::DType;
 using kernels::HeadRows;
 using kernels::KvLayout;
 using kernels::KvPool;
 using kernels::PagedAttention;
 using kernels::ThreadPool;
-
-// Tensors come as addresses and strides: the Python wrappers have checked their type, device and shape, and passing a
-// torch tensor itself costs microseconds a call.
-using Address = std::uintptr_t;
-using Int32s = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-DType dtype_named(const std::string& name) {
-  if (name == "float32") return DType::kFloat32;
-  if (name == "bfloat16") return DType::kBFloat16;
-  throw std::invalid_argument("dtype is '" + name + "'; expected 'float32' or 'bfloat16'");
-}
-
-std::vector<std::int32_t> to_vector(const Int32s& array) { return {array.data(), array.data() + array.shape(0)}; }
 
 HeadRows head_rows(Address data, std::ptrdiff_t row_stride, std::ptrdiff_t head_stride) {
   return {reinterpret_cast<const char*>(data), row_stride, head_stride};

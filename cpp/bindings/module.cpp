@@ -5,6 +5,7 @@
 namespace caudex {
 void bind_cache(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_models(nanobind::module_& m);
 void bind_offline(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);
 }  // namespace caudex
@@ -14,6 +15,7 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = caudex::version();
   caudex::bind_cache(m);
   caudex::bind_kernels(m);
+  caudex::bind_models(m);
   caudex::bind_offline(m);
   caudex::bind_routing(m);
 }

@@ -34,6 +34,19 @@ struct AttentionStep {
   float* output;          // [rows][padded_head_dim]
 };
 
+// `rows` left operands times one panel of 32 packed columns: sums[r][c], for c in [0, 32).
+// While it computes, it asks for the `prefetch_bytes` at `prefetch`, which the next product will read.
+struct PanelProduct {
+  const char* left;
+  std::size_t left_row;  // bytes from one row of `left` to the next
+  int rows;
+  const char* panel;
+  int steps;
+  float* sums;  // [rows][32]
+  const char* prefetch;
+  std::size_t prefetch_bytes;
+};
+
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same
 // sequence of operations wherever it stands in a batch, a row or a vector; that is what makes results independent of
 // batching, chunking and caching, to the bit.
@@ -46,6 +59,30 @@ struct KernelTable {
 
   // Write `count` elements of `source` as a left operand, zero-filled up to `padded_count`.
   void (*load_left_bf16)(char* target, const bf16* source, int count, int padded_count);
+
+  void (*multiply_panel_f32)(const PanelProduct& product);
+  void (*multiply_panel_bf16)(const PanelProduct& product);
+
+  // What becomes of a panel's sums, [rows][32]. `bias` (32, or null) is added first. `stride`: elements from one
+  // row of the target to the next; `columns` of the 32 are stored.
+  void (*store_f32)(float* target, std::size_t stride, const float* sums, const float* bias, int rows, int columns);
+  void (*store_bf16)(bf16* target, std::size_t stride, const float* sums, const float* bias, int rows, int columns);
+  // target += sums.
+  void (*add_f32)(float* target, std::size_t stride, const float* sums, const float* bias, int rows, int columns);
+  // The panel holds 16 columns of a gate and the same 16 of its linear part; `columns` of the 16 are stored.
+  void (*swiglu_f32)(float* target, std::size_t stride, const float* sums, const float* bias, int rows, int columns);
+  void (*swiglu_bf16)(bf16* target, std::size_t stride, const float* sums, const float* bias, int rows, int columns);
+
+  // target = weight * x / sqrt(mean(x^2) + epsilon) over `count` elements; x and weight are zero up to the next
+  // multiple of 16, and so much of the target is written.
+  void (*rms_norm_f32)(float* target, const float* x, const float* weight, int count, float epsilon);
+  void (*rms_norm_bf16)(bf16* target, const float* x, const float* weight, int count, float epsilon);
+
+  // Rotate halves in place: (x[i], x[i + count / 2]) by the angle whose cosine and sine are cos[i] and sin[i].
+  void (*rotate)(float* x, const float* cos, const float* sin, int count);
+
+  void (*widen_bf16)(float* target, const bf16* source, int count);
+  void (*round_to_bf16)(bf16* target, const float* source, int count);
 
   void (*attend_step_f32)(const AttentionStep& step);
   void (*attend_step_bf16)(const AttentionStep& step);

@@ -63,6 +63,9 @@ class KvPool {
   // Store the keys and values of every row of `batch` in the slots its block tables give them. [rows, heads, head_dim].
   void write(int layer, HeadRows keys, HeadRows values, const Batch& batch, ThreadPool& threads);
 
+  // The same for one row.
+  void write_row(int layer, const Batch& batch, int row, const HeadRows& keys, const HeadRows& values);
+
   // Copy all of block `source` over block `target`.
   void copy_block(int source, int target);
 
@@ -70,8 +73,6 @@ class KvPool {
   struct Free {
     void operator()(void* p) const;
   };
-
-  void write_row(int layer, const Batch& batch, int row, const HeadRows& keys, const HeadRows& values);
 
   KvLayout layout_;
   int num_blocks_;

@@ -279,3 +279,55 @@ class PagedAttention:
         scale: float,
         /,
     ) -> None: ...
+
+# cpp/bindings/models.cpp
+
+class PackedMatrix:
+    def __init__(self, num_columns: int, depth: int, dtype: str) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def set_columns(self, weights: int, column_stride: int, depth_stride: int) -> None: ...
+
+class PackedProduct:
+    def __init__(self, threads: ThreadPool, isa: str = "auto") -> None: ...
+    @property
+    def isa(self) -> str: ...
+    def run(
+        self, matrix: PackedMatrix, bias: int, input: int, row_stride: int, num_rows: int, output: int, /
+    ) -> None: ...
+
+class LlamaModel:
+    def __init__(
+        self,
+        pool: KvPool,
+        threads: ThreadPool,
+        isa: str,
+        *,
+        num_layers: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        max_positions: int,
+        normed_heads: bool,
+        tied_embedding: bool,
+        norm_epsilon: float,
+        attention_scale: float,
+        dtype: str,
+    ) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def set_linear(self, role: str, layer: int, weight: int, bias: int) -> None: ...
+    def set_norm(self, role: str, layer: int, weight: int) -> None: ...
+    def set_rotation(self, cos: int, sin: int) -> None: ...
+    def forward(
+        self,
+        tokens: NDArray[np.int32],
+        batch: Batch,
+        plan: AttentionPlan,
+        logit_rows: NDArray[np.int32],
+        logits: int,
+        /,
+    ) -> None: ...

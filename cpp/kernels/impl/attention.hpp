@@ -163,22 +163,10 @@ void fold_partition(float* total_maximum, float* total_sum, float* total_output,
   }
 }
 
-void finish_row_f32(float* target, const float* sum, const float* output, int head_dim) {
+template <class T>
+void finish_row(T* target, const float* sum, const float* output, int head_dim) {
   const Vec total = splat(sum_lanes(sum));
-  for (int i = 0; i < head_dim; i += kWidth) {
-    float values[kWidth];
-    store(values, div(load(output + i), total));
-    __builtin_memcpy(target + i, values, sizeof(float) * (head_dim - i < kWidth ? head_dim - i : kWidth));
-  }
-}
-
-void finish_row_bf16(bf16* target, const float* sum, const float* output, int head_dim) {
-  const Vec total = splat(sum_lanes(sum));
-  for (int i = 0; i < head_dim; i += kWidth) {
-    bf16 values[kWidth];
-    store_bf16(values, div(load(output + i), total));
-    __builtin_memcpy(target + i, values, sizeof(bf16) * (head_dim - i < kWidth ? head_dim - i : kWidth));
-  }
+  for (int i = 0; i < head_dim; i += kWidth) store_first(target + i, div(load(output + i), total), head_dim - i);
 }
 
 }  // namespace

@@ -20,6 +20,24 @@ inline Vec exp2(Vec x) {
   return scale_by_power(p, whole);
 }
 
+// x * sigmoid(x).
+inline Vec silu(Vec x) {
+  const Vec exponential = exp2(mul(x, splat(-1.44269504088896340736f)));
+  return div(x, add(splat(1.0f), exponential));
+}
+
+inline void store_as(float* p, Vec v) { store(p, v); }
+inline void store_as(bf16* p, Vec v) { store_bf16(p, v); }
+
+// Store the first `count` lanes of `v`.
+template <class T>
+inline void store_first(T* p, Vec v, int count) {
+  if (count >= kWidth) return store_as(p, v);
+  T values[kWidth];
+  store_as(values, v);
+  if (count > 0) __builtin_memcpy(p, values, count * sizeof(T));
+}
+
 // The sum of 16 lanes in one fixed order, whatever the vector width.
 inline float sum_lanes(const float* lanes) {
   float sum = 0.0f;
@@ -27,17 +45,20 @@ inline float sum_lanes(const float* lanes) {
   return sum;
 }
 
+void widen_bf16(float* target, const bf16* source, int count) {
+  int i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(target + i, load_bf16(source + i));
+  for (; i < count; ++i) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(source[i]) << 16;
+    __builtin_memcpy(target + i, &bits, sizeof(bits));
+  }
+}
+
 void load_left_bf16(char* target, const bf16* source, int count, int padded_count) {
   if (kBf16LeftElementSize == 2) {
     __builtin_memcpy(target, source, count * sizeof(bf16));
   } else {
-    float* values = reinterpret_cast<float*>(target);
-    int i = 0;
-    for (; i + kWidth <= count; i += kWidth) store(values + i, load_bf16(source + i));
-    for (; i < count; ++i) {
-      const std::uint32_t bits = static_cast<std::uint32_t>(source[i]) << 16;
-      __builtin_memcpy(values + i, &bits, sizeof(bits));
-    }
+    widen_bf16(reinterpret_cast<float*>(target), source, count);
   }
   __builtin_memset(target + count * kBf16LeftElementSize, 0, (padded_count - count) * kBf16LeftElementSize);
 }

@@ -9,6 +9,10 @@
 
 #include "kernels/impl/attention.hpp"
 
+#include "kernels/impl/panel.hpp"
+
+#include "kernels/impl/layer.hpp"
+
 namespace caudex::kernels {
 namespace {
 
@@ -17,11 +21,23 @@ constexpr KernelTable make_table(const char* name) {
   table.name = name;
   table.bf16_left_element_size = kBf16LeftElementSize;
   table.load_left_bf16 = load_left_bf16;
+  table.multiply_panel_f32 = multiply_panel<F32Product>;
+  table.multiply_panel_bf16 = multiply_panel<Bf16Product>;
+  table.store_f32 = store_panel<float>;
+  table.store_bf16 = store_panel<bf16>;
+  table.add_f32 = add_panel;
+  table.swiglu_f32 = swiglu_panel<float>;
+  table.swiglu_bf16 = swiglu_panel<bf16>;
+  table.rms_norm_f32 = rms_norm<float>;
+  table.rms_norm_bf16 = rms_norm<bf16>;
+  table.rotate = rotate;
+  table.widen_bf16 = widen_bf16;
+  table.round_to_bf16 = round_to_bf16;
   table.attend_step_f32 = attend_step<F32Product>;
   table.attend_step_bf16 = attend_step<Bf16Product>;
   table.fold_partition = fold_partition;
-  table.finish_row_f32 = finish_row_f32;
-  table.finish_row_bf16 = finish_row_bf16;
+  table.finish_row_f32 = finish_row<float>;
+  table.finish_row_bf16 = finish_row<bf16>;
   return table;
 }
 

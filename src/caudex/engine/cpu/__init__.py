@@ -7,6 +7,17 @@ prefix cache.
 
 from caudex.engine.cpu.batch import BatchMetadata
 from caudex.engine.cpu.kv_pool import KvPool
+from caudex.engine.cpu.linear import PackedLinear, pack_linear_layers
+from caudex.engine.cpu.llama import LlamaRunner, why_unsupported
 from caudex.engine.cpu.threads import ThreadPool, available_isas
 
-__all__ = ["BatchMetadata", "KvPool", "ThreadPool", "available_isas"]
+__all__ = [
+    "BatchMetadata",
+    "KvPool",
+    "LlamaRunner",
+    "PackedLinear",
+    "ThreadPool",
+    "available_isas",
+    "pack_linear_layers",
+    "why_unsupported",
+]

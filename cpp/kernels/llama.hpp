@@ -1,0 +1,101 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/aligned_buffer.hpp"
+#include "kernels/attention_plan.hpp"
+#include "kernels/kv_pool.hpp"
+#include "kernels/packed_matrix.hpp"
+#include "kernels/packed_product.hpp"
+#include "kernels/paged_attention.hpp"
+
+namespace caudex::kernels {
+
+struct LlamaShape {
+  int num_layers, hidden_size, intermediate_size, num_query_heads, num_kv_heads, head_dim, vocab_size, max_positions;
+  bool normed_heads;    // RMSNorm of each query and key head before it is rotated (Qwen3)
+  bool tied_embedding;  // the embedding is the head's weight
+  float norm_epsilon;
+  float attention_scale;
+  DType dtype;
+};
+
+// Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3), a whole forward pass a call.
+//
+// Activations are rounded to the model's type where they enter a product, and queries, keys and values where they
+// enter attention; the residual stream, norms, rotations and logits are float32. A token's logits depend, to the bit,
+// on the tokens before it alone. Not for use from two threads at once.
+class LlamaModel {
+ public:
+  // `pool` must have the shape's layers, KV heads, head dimension and type. The pool and the threads outlive the model.
+  LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& threads, const KernelTable& kernels);
+
+  // Take a linear layer's weight, [outputs, inputs] in the model's type, and its bias, [outputs] float32 or null.
+  // Roles: "query", "key", "value", "output", "gate", "up", "down"; "head" and "embedding" belong to no layer.
+  // Throws std::invalid_argument for another role.
+  void set_linear(const std::string& role, int layer, const char* weight, const float* bias);
+
+  // Take a norm's weight, float32. Roles: "attention", "mlp", "query", "key"; "final" belongs to no layer.
+  void set_norm(const std::string& role, int layer, const float* weight);
+
+  // cos and sin of every position's angles: [max_positions][head_dim / 2] each.
+  void set_rotation(const float* cos, const float* sin);
+
+  // Run the batch's rows through every layer, writing their keys and values to the pool.
+  //   tokens      [rows] token ids
+  //   logit_rows  rows whose logits are wanted; the last layer's second half is computed for these only
+  //   logits      [logit_rows][vocab_size]
+  // Throws std::invalid_argument for a token, a position or a row out of range, before anything is written.
+  void forward(const std::int32_t* tokens, const Batch& batch, const AttentionPlan& plan,
+               const std::vector<std::int32_t>& logit_rows, float* logits);
+
+  const LlamaShape& shape() const { return shape_; }
+  const KvPool& pool() const { return pool_; }
+  std::size_t num_bytes() const;
+
+ private:
+  struct Layer {
+    PackedMatrix qkv, output, gate_up, down;
+    std::vector<float> qkv_bias, output_bias, gate_up_bias, down_bias;      // padded to whole panels; empty: none
+    std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;  // padded to 16
+  };
+  struct Rows {
+    AlignedBuffer residual, normed, projected, heads, attended, activated;
+  };
+
+  Layer make_layer() const;
+  void check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& logit_rows) const;
+  void embed(const std::int32_t* tokens, int rows);
+  void attend(int index, const Batch& batch, const AttentionPlan& plan, bool needs_output);
+  void place_heads(int index, const Batch& batch, int row);
+  void select_rows(const std::vector<std::int32_t>& rows);
+  void finish_layer(const Layer& layer, Rows& rows, int num_rows);
+  void normalize(Rows& rows, const std::vector<float>& weight, int num_rows);
+  void normalize_head(float* head, const std::vector<float>& weight) const;
+  void add_product(Rows& rows, const MatrixRows& input, const PackedMatrix& matrix, const std::vector<float>& bias);
+
+  std::size_t residual_stride() const { return round_up(shape_.hidden_size, kPanelColumns); }  // floats
+  std::size_t normed_bytes() const { return residual_stride() * element_size(shape_.dtype); }
+  std::size_t attended_bytes() const {
+    return static_cast<std::size_t>(shape_.num_query_heads) * shape_.head_dim * element_size(shape_.dtype);
+  }
+  std::size_t activated_bytes() const { return round_up(shape_.intermediate_size, 16) * element_size(shape_.dtype); }
+
+  LlamaShape shape_;
+  KvPool& pool_;
+  ThreadPool& threads_;
+  const KernelTable& kernels_;
+  PackedProduct product_;
+  PagedAttention attention_;
+  std::vector<Layer> layers_;
+  PackedMatrix head_;
+  std::vector<float> head_bias_;
+  AlignedBuffer embedding_;  // [vocab][hidden] in the model's type, unless tied
+  std::vector<float> final_norm_, cos_, sin_;
+  Rows all_;       // the batch's rows
+  Rows selected_;  // those whose logits are wanted
+};
+
+}  // namespace caudex::kernels

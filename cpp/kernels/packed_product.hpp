@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/aligned_buffer.hpp"
+#include "kernels/kernel_table.hpp"
+#include "kernels/packed_matrix.hpp"
+#include "kernels/thread_pool.hpp"
+
+namespace caudex::kernels {
+
+// Rows of a matrix in the type of the weights they are multiplied with.
+struct MatrixRows {
+  const char* data;
+  std::size_t row_bytes;  // from one row to the next
+  int rows;
+  bool padded = false;  // readable, and zero, up to the matrix's padded depth
+};
+
+// Products of row batches with packed matrices. Each output has one accumulator and sums its inputs in ascending
+// order, so its bits depend on its row and column alone: not on the number of rows, its place, or the threads.
+class PackedProduct {
+ public:
+  PackedProduct(const KernelTable& kernels, ThreadPool& threads)
+      : kernels_(kernels), threads_(threads), sums_(threads.num_threads()) {}
+
+  // Calls `store(first_row, rows, panel, sums)` for pieces that together cover all rows and panels, from several
+  // threads; sums: [rows][32].
+  template <class Store>
+  void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
+    const Operand left = left_operand(input, matrix);
+    const auto multiply =
+        matrix.dtype() == DType::kFloat32 ? kernels_.multiply_panel_f32 : kernels_.multiply_panel_bf16;
+    const int row_blocks = (input.rows + kBlockRows - 1) / kBlockRows;
+    const int panel_groups = num_panel_groups(matrix.num_panels(), row_blocks);
+    threads_.run(row_blocks * panel_groups, [&](int item, int thread) {
+      const int first_row = item / panel_groups * kBlockRows, group = item % panel_groups;
+      const int rows = std::min(kBlockRows, input.rows - first_row);
+      float* sums = reinterpret_cast<float*>(sums_[thread].reserve(kBlockRows * kPanelColumns * sizeof(float)));
+      const int end = matrix.num_panels() * (group + 1) / panel_groups;
+      for (int panel = matrix.num_panels() * group / panel_groups; panel < end; ++panel) {
+        const bool last = panel + 1 == end;
+        multiply({left.data + first_row * left.row_bytes, left.row_bytes, rows, matrix.panel(panel),
+                  matrix.num_steps(), sums, last ? nullptr : matrix.panel(panel + 1), last ? 0 : matrix.panel_bytes()});
+        store(first_row, rows, panel, sums);
+      }
+    });
+  }
+
+  const KernelTable& kernels() const { return kernels_; }
+  ThreadPool& threads() const { return threads_; }
+
+ private:
+  // Rows whose left operands stay in the second-level cache while all panels pass.
+  static constexpr int kBlockRows = 192;
+  static constexpr int kItemsPerThread = 3;
+
+  struct Operand {
+    const char* data;
+    std::size_t row_bytes;
+  };
+
+  int num_panel_groups(int num_panels, int row_blocks) const {
+    const int threads = threads_.num_threads();
+    if (threads == 1) return 1;
+    const int wanted = (kItemsPerThread * threads + row_blocks - 1) / row_blocks;
+    return std::max(1, std::min(num_panels, wanted));
+  }
+
+  // The rows as they are where the kernels can read them so, else a converted copy.
+  Operand left_operand(const MatrixRows& input, const PackedMatrix& matrix);
+
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  std::vector<AlignedBuffer> sums_;
+  AlignedBuffer converted_;
+};
+
+}  // namespace caudex::kernels
