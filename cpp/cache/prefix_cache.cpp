@@ -302,8 +302,12 @@ void PrefixCache::keep(Sequence& sequence, const Walk& walk, Position end) {
   const Position size = block_size();
   Position from = walk.end;
   const bool ours = parent == sequence.anchor;
-  const bool being_copied = node.anchors > 1;
-  if (ours && from % size != 0 && being_copied && !node.is_leaf()) return;  // later: our last block is still needed there
+  // Our anchor may end inside the block that the new leaf begins with, and hold it as its tail: `parent` is the anchor,
+  // or another request's tokens go on a little further inside that block.
+  const Node& anchor = tree_.nodes()[sequence.anchor];
+  const bool moves_tail = tree_.ends_inside_block(anchor) && anchor.end / size == from / size && tree_.has_tail(anchor);
+  const bool being_copied = anchor.anchors > 1;
+  if (moves_tail && being_copied && !(ours && node.is_leaf())) return;  // later: our last block is still needed there
 
   write_tokens(sequence, from, end);
   if (ours && node.growing && node.is_leaf()) {
@@ -313,8 +317,8 @@ void PrefixCache::keep(Sequence& sequence, const Walk& walk, Position end) {
     if (reach > from) tree_.extend_leaf(parent, reach, table + blocks_for(from), blocks_for(reach) - blocks_for(from));
     if (reach == end) return;
     from = reach;
-  } else if (ours && from % size != 0) {
-    tree_.take_tail(parent);  // it becomes the first block of the new leaf
+  } else if (moves_tail) {
+    tree_.take_tail(sequence.anchor);  // it becomes the first block of the new leaf
   }
   const std::uint32_t first = from / size;
   const NodeId leaf = tree_.add_leaf(parent, end, table + first, blocks_for(end) - first);

@@ -97,6 +97,7 @@ class Reference:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+        self._model.generation_config.eos_token_id = None
         self._known: dict[tuple[int, ...], list[int]] = {}
 
     def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
@@ -109,8 +110,6 @@ class Reference:
                     attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                     do_sample=False,
                     max_new_tokens=max_tokens,
-                    min_new_tokens=None,
-                    eos_token_id=-1,
                     pad_token_id=0,
                 )
             known = whole[0, len(prompt) :].tolist()

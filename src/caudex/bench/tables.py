@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -10,47 +11,52 @@ from rich.table import Table
 
 from caudex.bench.summary import Summary
 
-WIDTH = 120
 
-HEADINGS = (
-    "requests",
-    "prompt\ntokens",
-    "cached\ntokens",
-    "hit\nrate",
-    "TTFT p50\ncold",
-    "TTFT p50\nhot",
-    "between\ntokens",
-    "tokens/s",
-    "wall",
-    "speed-up",
-)
+WIDEST = 400
 
 
-def table(rows: Sequence[tuple[str, Summary, Summary | None]], title: str) -> Table:
-    """One row a summary: its label, its figures, and the wall time of its baseline, if it has one, over its own."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD)
-    made.add_column("", no_wrap=True)
-    for heading in HEADINGS:
-        made.add_column(heading, justify="right", no_wrap=True)
-    for label, summary, baseline in rows:
-        made.add_row(label, *cells(summary, baseline))
-    return made
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scene, the way it was played, its figures, and the figures its speed-up is reckoned against."""
+
+    scene: str
+    variant: str
+    summary: Summary
+    baseline: Summary | None = None
 
 
-def cells(summary: Summary, baseline: Summary | None) -> list[str]:
-    failed = f" ({summary.errors} failed)" if summary.errors else ""
-    return [
-        f"{summary.requests}{failed}",
-        f"{summary.prompt_tokens:,}",
-        "not told" if summary.cached_tokens is None else f"{summary.cached_tokens:,}",
-        "-" if summary.hit_rate is None else f"{summary.hit_rate:.1%}",
-        duration(summary.ttft_p50_cold),
-        duration(summary.ttft_p50_hot),
-        duration(summary.inter_token_p50),
-        f"{summary.output_tokens_per_second:.0f}",
-        duration(summary.wall),
-        "" if baseline is None or not summary.wall else f"{baseline.wall / summary.wall:.1f}x",
-    ]
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "requests": lambda row: f"{row.summary.requests}" + (f" ({row.summary.errors} failed)" * bool(row.summary.errors)),
+    "prompt\ntokens": lambda row: f"{row.summary.prompt_tokens:,}",
+    "cached\ntokens": lambda row: "not told" if row.summary.cached_tokens is None else f"{row.summary.cached_tokens:,}",
+    "hit\nrate": lambda row: "-" if row.summary.hit_rate is None else f"{row.summary.hit_rate:.1%}",
+    "TTFT p50\ncold": lambda row: duration(row.summary.ttft_p50_cold),
+    "TTFT p50\nhot": lambda row: duration(row.summary.ttft_p50_hot),
+    "between\ntokens": lambda row: duration(row.summary.inter_token_p50),
+    "tokens/s": lambda row: f"{row.summary.output_tokens_per_second:.0f}",
+    "wall": lambda row: duration(row.summary.wall),
+    "speed-up": lambda row: f"{row.baseline.wall / row.summary.wall:.1f}x" if row.baseline else "",
+}
+
+
+def show(title: str, variant: str, rows: Sequence[Row]) -> None:
+    """Print rows on stdout, as wide as they need, since a cut figure is worse than a wrapped line.
+
+    Args:
+        title: above the table.
+        variant: heading of the column that says how a scene was played.
+        rows: in the order to be shown.
+    """
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("scene")
+    made.add_column(variant)
+    for heading in COLUMNS:
+        made.add_column(heading, justify="right")
+    for row in rows:
+        made.add_row(row.scene, row.variant, *(cell(row) for cell in COLUMNS.values()))
+    console = Console()
+    console.width = max(console.width, console.measure(made, options=console.options.update(width=WIDEST)).maximum)
+    console.print(made)
 
 
 def duration(seconds: float | None) -> str:
@@ -59,11 +65,3 @@ def duration(seconds: float | None) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
-
-
-def show(made: Table) -> None:
-    """Print a table on stdout, in full width where that is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(made)

@@ -15,7 +15,7 @@ from caudex.bench.client import Endpoint, ServerError, first_model
 from caudex.bench.run import Plan, play
 from caudex.bench.scenes import SCENES, Scale
 from caudex.bench.summary import Summary
-from caudex.bench.tables import show, table
+from caudex.bench.tables import Row, show
 from caudex.cli.options import GroupedCommand, option_group
 from caudex.cli.progress import CountBar
 
@@ -64,7 +64,7 @@ def command(url: str, json_file: Path | None, **options: Any) -> None:
         endpoint, summaries = asyncio.run(measure(endpoint, plan))
     except (ServerError, OSError) as exc:
         raise click.ClickException(f"{url}: {exc}") from exc
-    show(table(rows(summaries), f"{endpoint.model} at {url}"))
+    show(f"{endpoint.model} at {url}", "prefixes", rows(summaries))
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(endpoint, plan, summaries), indent=1))
     if any(summary.errors for summary in summaries):
@@ -79,13 +79,13 @@ async def measure(endpoint: Endpoint, plan: Plan) -> tuple[Endpoint, list[Summar
     return endpoint, summaries
 
 
-def rows(summaries: list[Summary]) -> list[tuple[str, Summary, Summary | None]]:
-    """Labelled rows, each warm run compared with the cold run of its scene where there is one."""
+def rows(summaries: list[Summary]) -> list[Row]:
+    """Each warm run is compared with the cold run of its scene where there is one."""
     cold = {summary.scene: summary for summary in summaries if summary.cold_prompts}
     return [
-        (f"{summary.scene}, nothing shared", summary, None)
+        Row(summary.scene, "spoilt", summary)
         if summary.cold_prompts
-        else (summary.scene, summary, cold.get(summary.scene))
+        else Row(summary.scene, "as sent", summary, cold.get(summary.scene))
         for summary in summaries
     ]
 

@@ -9,7 +9,7 @@ import click
 from caudex.bench.client import Record, ServerError
 from caudex.bench.demo import demo_plan, play_demo
 from caudex.bench.summary import Summary
-from caudex.bench.tables import show, table
+from caudex.bench.tables import Row, show
 from caudex.cli.progress import CountBar
 
 
@@ -32,13 +32,10 @@ def command(ctx: click.Context) -> None:
             pairs = asyncio.run(play_demo(ctx.args, on_start, on_record))
         except (ServerError, RuntimeError, OSError) as exc:
             raise click.ClickException(str(exc)) from exc
-    show(table(rows(pairs), "The same prompts, without and with the prefix cache"))
+    show("The same prompts, without and with the prefix cache", "cache", rows(pairs))
     if any(summary.errors for pair in pairs for summary in pair):
         raise SystemExit(1)
 
 
-def rows(pairs: list[tuple[Summary, Summary]]) -> list[tuple[str, Summary, Summary | None]]:
-    labelled: list[tuple[str, Summary, Summary | None]] = []
-    for off, on in pairs:
-        labelled += [(f"{off.scene}, cache off", off, None), (f"{on.scene}, cache on", on, off)]
-    return labelled
+def rows(pairs: list[tuple[Summary, Summary]]) -> list[Row]:
+    return [row for off, on in pairs for row in (Row(off.scene, "off", off), Row(on.scene, "on", on, off))]

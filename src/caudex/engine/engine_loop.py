@@ -107,10 +107,11 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         """Carry out what other threads asked for; wait for something if there is nothing else to do."""
+        if not self._scheduler.has_requests and not self._stopping:
+            self._carry_out(self.commands.get())
         while True:
-            idle = not self._scheduler.has_requests and not self._stopping
             try:
-                command = self.commands.get(block=idle)
+                command = self.commands.get_nowait()
             except queue.Empty:
                 return
             self._carry_out(command)

@@ -21,6 +21,9 @@ from caudex.server.usage import usage
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this path."""
 
+LARGEST_VOCABULARY = 2**31
+"""Token ids are 32-bit integers below; the engine knows how many of them its model has."""
+
 
 class CompletionRequest(GenerationFields, kw_only=True):
     """`prompt` may be a string, a list of strings, token ids, or a list of lists of token ids."""
@@ -71,6 +74,9 @@ def token_prompt(service: Service, item: Any, add_special_tokens: bool) -> list[
         return service.engine.tokenizer.encode(item, add_special_tokens=add_special_tokens)
     if not isinstance(item, list) or not all(type(token) is int for token in item):
         raise wrong_prompt(item)
+    for token in item:
+        if not 0 <= token < LARGEST_VOCABULARY:
+            raise APIError(f"prompt has {token}, which is no token id", param="prompt")
     return item
 
 
@@ -163,6 +169,10 @@ class CompletionRenderer:
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{self._token(token): value for token, value in entry.top} for entry in entries],
+            "top_logprobs": [self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+    def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
+        """Text to log-probability. Of tokens that look alike (parts of characters do) the likeliest stands for all."""
+        return {self._token(token): value for token, value in reversed(entry.top)}

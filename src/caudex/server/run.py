@@ -107,26 +107,26 @@ def serve(
         gc.collect()
         gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
         engine.start()
+        server = draining_server(engine, settings, address, listener, on_ready)
         finished = False
         try:
-            finished = serve_engine(engine, settings, address, listener, on_ready)
+            server.run(sockets=[listener])
+            finished = not server.force_exit
         finally:
             engine.shutdown(drain=finished)
 
 
-def serve_engine(
+def draining_server(
     engine: Engine,
     settings: ServerSettings,
     address: Address,
     listener: socket.socket,
     on_ready: Callable[[str, str], None],
-) -> bool:
-    """Serve a started engine on a bound socket; True if every request was finished."""
+) -> DrainingServer:
+    """A server of a started engine, to `run` on the bound `listener`."""
     url = f"{address.scheme}://{url_host(address.host)}:{listener.getsockname()[1]}"
     names = settings.served_model_names or (engine.model_name,)
-    server = DrainingServer(server_config(engine, settings, address), lambda: on_ready(url, names[0]))
-    server.run(sockets=[listener])
-    return not server.force_exit
+    return DrainingServer(server_config(engine, settings, address), lambda: on_ready(url, names[0]))
 
 
 def server_config(engine: Engine, settings: ServerSettings, address: Address) -> uvicorn.Config:

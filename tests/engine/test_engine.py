@@ -1,0 +1,233 @@
+"""The engine's manners: stopping, seeds, refusals, failures, shutdown."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from caudex.engine.batch import StepBatch
+from caudex.engine.config import EngineConfig
+from caudex.engine.engine import Engine
+from caudex.engine.runner import ModelRunner
+from caudex.engine.types import EngineDeadError, GenerationRequest, SamplingParams
+
+from .harness import Result, assert_nothing_leaked, greedy, running_engine, serve, submit
+
+PROMPT = list(b"The caudex is the base")
+
+
+@pytest.fixture
+def engine(tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
+    with running_engine(model=str(tiny_model("llama")), num_blocks=64, max_model_len=200) as engine:
+        yield engine
+
+
+def test_stop_strings_are_cut_wherever_tokens_break_them(engine: Engine) -> None:
+    whole = submit(engine, PROMPT, greedy(40)).wait()
+    text = whole.text
+    stop = text[7:10]
+    result = submit(engine, PROMPT, greedy(40, stop=(stop,))).wait()
+    assert result.text == text[: text.index(stop)]
+    assert (result.last.finish_reason, result.last.stop_reason) == ("stop", stop)
+    assert len(result.tokens) < len(whole.tokens)
+
+
+def test_stop_tokens_and_lengths(engine: Engine) -> None:
+    tokens = submit(engine, PROMPT, greedy(20)).wait().tokens
+    stopped = submit(engine, PROMPT, greedy(20, stop_token_ids=(tokens[5],))).wait()
+    assert stopped.tokens == tokens[: tokens.index(tokens[5]) + 1]
+    assert (stopped.last.finish_reason, stopped.last.stop_reason) == ("stop", tokens[5])
+    long = submit(engine, [1] * 190, greedy(1000)).wait()
+    assert (long.last.finish_reason, len(long.tokens)) == ("length", 10)
+
+
+def test_the_models_end_token_ends_a_text(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, logit_bias={257: 100.0})
+    result = submit(engine, PROMPT, params).wait()
+    assert (result.tokens, result.text, result.last.finish_reason, result.last.stop_reason) == ([257], "", "stop", None)
+
+
+def test_outputs_count_what_they_report(engine: Engine) -> None:
+    submit(engine, PROMPT, greedy(5)).wait()
+    result = submit(engine, PROMPT, greedy(5, logprobs=2)).wait()
+    assert result.last.num_prompt_tokens == len(PROMPT)
+    assert result.last.num_cached_tokens == len(PROMPT) - 1
+    assert [output.num_output_tokens for output in result.outputs] == [1, 2, 3, 4, 5]
+    assert [logprob.token_id for logprob in result.logprobs] == result.tokens
+    for logprob in result.logprobs:
+        assert logprob.top[0] == (logprob.token_id, logprob.logprob), "greedy takes the most likely"
+        assert logprob.top[0][1] >= logprob.top[1][1]
+
+
+def test_a_seed_fixes_a_requests_samples_in_any_company(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=24, seed=7, ignore_eos=True)
+    alone = submit(engine, PROMPT, params).wait().tokens
+    others = [submit(engine, [3, 1, 4], SamplingParams(max_tokens=40, ignore_eos=True)) for _ in range(3)]
+    beside = submit(engine, PROMPT, params).wait().tokens
+    assert alone == beside
+    assert alone != submit(engine, PROMPT, SamplingParams(max_tokens=24, seed=8, ignore_eos=True)).wait().tokens
+    assert len({tuple(other.wait().tokens) for other in others}) > 1, "requests without a seed draw differently"
+
+
+def test_requests_that_cannot_be_served_are_refused_at_once(engine: Engine) -> None:
+    refused = [
+        ([], "empty"),
+        ([1] * 200, "200 tokens.*at most 200"),
+        ([1, 260], "260 is outside"),
+        ([-1], "-1 is outside"),
+    ]
+    for prompt, message in refused:
+        with pytest.raises(ValueError, match=message):
+            submit(engine, prompt, greedy(1))
+    assert engine.stats().num_requests_waiting == 0
+
+
+def test_an_id_is_in_use_until_its_request_ends(engine: Engine) -> None:
+    result = Result("twice")
+    engine.submit(GenerationRequest("twice", PROMPT, greedy(60)), result.take)
+    with pytest.raises(ValueError, match="'twice' is in use"):
+        engine.submit(GenerationRequest("twice", PROMPT, greedy(1)), result.take)
+    result.wait()
+    again = Result("twice")
+    engine.submit(GenerationRequest("twice", PROMPT, greedy(1)), again.take)
+    again.wait()
+
+
+def test_an_abort_ends_a_request_and_frees_its_blocks(engine: Engine) -> None:
+    started = threading.Event()
+    result = Result("long")
+
+    def take(output: object) -> None:
+        result.take(output)  # type: ignore[arg-type]
+        started.set()
+
+    engine.submit(GenerationRequest("long", PROMPT, greedy(150)), take)
+    assert started.wait(60)
+    engine.abort("long")
+    engine.abort("never heard of")
+    assert result.wait().last.finish_reason == "abort"
+    submit(engine, [1], greedy(1)).wait()
+    assert_nothing_leaked(engine)
+
+
+def test_namespaces_do_not_share(engine: Engine) -> None:
+    cached = [
+        submit(engine, PROMPT, greedy(1), namespace=namespace).wait().last.num_cached_tokens
+        for namespace in ("a", "b", "a")
+    ]
+    assert cached == [0, 0, len(PROMPT) - 1]
+
+
+def test_reset_forgets_the_cache(engine: Engine) -> None:
+    submit(engine, PROMPT, greedy(1)).wait()
+    engine.reset_prefix_cache()
+    assert submit(engine, PROMPT, greedy(1)).wait().last.num_cached_tokens == 0
+
+
+def test_an_owner_that_raises_loses_its_request_only(engine: Engine) -> None:
+    def take(output: object) -> None:
+        raise RuntimeError("the client is gone")
+
+    engine.submit(GenerationRequest("rude", PROMPT, greedy(50)), take)
+    assert submit(engine, PROMPT, greedy(5)).wait().last.finish_reason == "length"
+    assert engine.is_alive
+    assert_nothing_leaked(engine)
+
+
+def test_shutdown_drains_or_aborts(tiny_model: Callable[[str], Path]) -> None:
+    for drain, reason in ((True, "length"), (False, "abort")):
+        engine = Engine.load(EngineConfig(model=str(tiny_model("llama")), num_blocks=64, num_threads=1))
+        engine.start()
+        results = [submit(engine, PROMPT, greedy(100)) for _ in range(3)]
+        assert engine.shutdown(drain=drain)
+        assert [result.wait().last.finish_reason for result in results] == [reason] * 3
+        assert not engine.is_alive
+        with pytest.raises(EngineDeadError, match="shut down"):
+            submit(engine, PROMPT, greedy(1))
+
+
+class FailingRunner(ModelRunner):
+    """A runner that raises on the steps whose numbers are in `bad`."""
+
+    def __init__(self, inner: ModelRunner, bad: set[int]) -> None:
+        self.inner, self.bad, self.num_steps = inner, bad, 0
+
+    def copy_blocks(self, copies: object) -> None:
+        self.inner.copy_blocks(copies)  # type: ignore[arg-type]
+
+    def run(self, batch: StepBatch) -> Tensor:
+        self.num_steps += 1
+        if self.num_steps in self.bad:
+            raise MemoryError("the machine is full")
+        return self.inner.run(batch)
+
+
+def break_steps(engine: Engine, bad: set[int]) -> None:
+    engine._loop._runner = FailingRunner(engine._loop._runner, bad)
+
+
+def test_a_step_that_raises_fails_its_requests_and_no_other(engine: Engine) -> None:
+    expected = submit(engine, PROMPT, greedy(5)).wait().tokens
+    engine.reset_prefix_cache()
+    break_steps(engine, {2})
+    failed = submit(engine, PROMPT, greedy(5)).wait()
+    assert failed.last.finish_reason == "error"
+    assert "the machine is full" in (failed.last.error or "")
+    after = submit(engine, PROMPT, greedy(5)).wait()
+    assert after.tokens == expected
+    assert after.last.num_cached_tokens == 0, "what a failed step promised must not be believed"
+    assert_nothing_leaked(engine)
+
+
+def test_steps_that_keep_raising_kill_the_engine(tiny_model: Callable[[str], Path]) -> None:
+    engine = Engine.load(EngineConfig(model=str(tiny_model("llama")), num_blocks=64, num_threads=1, max_num_seqs=1))
+    break_steps(engine, set(range(100)))
+    results = [submit(engine, PROMPT, greedy(5)) for _ in range(6)]
+    engine.start()
+    assert [result.wait().last.finish_reason for result in results] == ["error"] * 6
+    assert engine.shutdown()
+    assert isinstance(engine.error, MemoryError)
+    assert not engine.is_alive
+    with pytest.raises(EngineDeadError, match="the machine is full"):
+        submit(engine, PROMPT, greedy(1))
+
+
+@pytest.mark.parametrize("backend", ["cpu"])
+def test_a_hit_changes_no_bit(backend: str, tiny_model: Callable[[str], Path]) -> None:
+    """Tokens and log-probabilities, sampled, over many random histories of the cache and companies in the batch."""
+    rng = random.Random(11)
+    stems = [[rng.randrange(256) for _ in range(90)] for _ in range(3)]
+    prompts = [
+        rng.choice(stems)[: rng.randrange(1, 91)] + [rng.randrange(256)] * rng.randrange(1, 9) for _ in range(20)
+    ]
+    params = [
+        SamplingParams(temperature=0.8, max_tokens=6, seed=seed, logprobs=2, ignore_eos=True) for seed in range(20)
+    ]
+    cases = list(zip(prompts, params, strict=True))
+    seen: dict[int, tuple[object, ...]] = {}
+    for settings in (
+        {"num_blocks": 400, "enable_prefix_caching": False},
+        {"num_blocks": 400},
+        {"num_blocks": 12, "max_num_batched_tokens": 40, "index": "hash"},
+        {"num_blocks": 40, "block_size": 7, "max_num_batched_tokens": 33},
+    ):
+        with running_engine(
+            model=str(tiny_model("llama")), attention_backend=backend, dtype="bfloat16", max_num_seqs=6, **settings
+        ) as engine:
+            for _ in range(4):
+                order = rng.sample(range(20), 20)
+                results = {case: submit(engine, cases[case][0], cases[case][1]) for case in order}
+                for case, result in results.items():
+                    bits = (tuple(result.wait().tokens), tuple(result.logprobs))
+                    assert seen.setdefault(case, bits) == bits, settings
+
+
+def test_torch_is_left_with_one_thread_beside_ours(engine: Engine) -> None:
+    serve(engine, [PROMPT], greedy(2))
+    assert torch.get_num_threads() == 1
