@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "bench": "bench",
     "demo": "demo",
     "serve": "serve",
+    "route": "route",
 }
 """Command name -> module in this package that holds its click command as `command`."""
 

@@ -19,11 +19,12 @@ class ConsistentHashPolicy(Stateless):
 
     Rendezvous hashing (D. Thaler, C. Ravishankar, 1998): no ring to keep, workers equally likely, and when one of n
     joins or leaves exactly the keys it wins or had move, 1/n of all. Bounded loads (V. Mirrokni, M. Thorup,
-    M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016), in tokens and not in requests: a worker at or above
-    `load_factor` times the mean load is passed over, so after placement no load exceeds load_factor * mean + request.
-    The worker of the lowest load is never above the mean, so one always qualifies. O(workers).
+    M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016), in tokens and not in requests: a worker whose load
+    exceeds `load_factor` times what the mean will be with this request is passed over, so after placement no load
+    exceeds load_factor * mean + request. The lowest load is never above the mean, so a worker always qualifies.
+    O(workers).
 
-    The request key is the session's if `by="session"` and there is one, else that of the first `prefix_tokens` tokens.
+    The request key is the session's if there is one and `by` is not "prefix", else that of the first `prefix_tokens`.
 
     Good for: many gateways without shared state. Not for: traffic with one prefix that outweighs a worker; it spills
     to the same second worker, which is as it should be, but knows nothing of what was evicted.
@@ -32,7 +33,7 @@ class ConsistentHashPolicy(Stateless):
     def __init__(
         self,
         *,
-        by: Literal["prefix", "session"] = "prefix",
+        by: Literal["session", "prefix"] = "session",
         prefix_tokens: int = 1_024,
         load_factor: float = 1.25,
         seed: int = 0,
@@ -57,7 +58,8 @@ class ConsistentHashPolicy(Stateless):
         reasons = np.full(len(cost), Reason.HASH, dtype=np.int8)
         load = fleet.in_flight_tokens
         if eligible.any():
-            over = load > self._load_factor * load[eligible].mean()
+            mean_after = (load[eligible].sum() + request.num_tokens) / eligible.sum()
+            over = load > self._load_factor * mean_after
             cost[over] += 1.0
             if over[np.where(eligible, score, np.uint64(0)).argmax()]:
                 reasons[:] = Reason.LOAD

@@ -1,0 +1,5 @@
+"""`python -m caudex` is `caudex`."""
+
+from caudex.cli import main
+
+main()

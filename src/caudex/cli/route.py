@@ -1,0 +1,104 @@
+"""`caudex route`: an OpenAI-compatible gateway in front of several servers."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from caudex.routing import POLICIES
+
+
+@click.command()
+@click.option("--worker", "workers", multiple=True, metavar="URL", help="A server's address; may be given many times.")
+@click.option("--host", default="127.0.0.1", show_default=True, envvar="CAUDEX_ROUTE_HOST")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), envvar="CAUDEX_ROUTE_PORT")
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="cost", show_default=True)
+@click.option("--tenants", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Keys, salts and limits.")
+@click.option("--worker-api-key", envvar="CAUDEX_WORKER_API_KEY", help="Key that the workers ask for.")
+@click.option("--admin-key", envvar="CAUDEX_ADMIN_KEY", help="Turns the admin API on, guarded by this key.")
+@click.option("--snapshot", type=click.Path(dir_okay=False, path_type=Path), help="Keeps sessions and index in a file.")
+@click.option("--access-log", type=click.File("a"), help="One line of JSON a request; - for standard output.")
+@click.option("--max-concurrency", default=256, show_default=True, type=click.IntRange(1), help="Requests a worker.")
+@click.option("--max-queue", default=1024, show_default=True, type=click.IntRange(0), help="Requests that may wait.")
+@click.option("--queue-timeout", default=60.0, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--max-body-bytes", default=33_554_432, show_default=True, type=click.IntRange(1))
+@click.option("--probe-interval", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--probe-timeout", default=1.5, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--first-byte-timeout", default=600.0, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--stream-idle-timeout", default=300.0, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--drain-timeout", default=60.0, show_default=True, type=click.FloatRange(0))
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False))
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def command(
+    workers: tuple[str, ...],
+    host: str,
+    port: int,
+    tenants: Path | None,
+    access_log: TextIO | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    log_level: str,
+    **options: Any,
+) -> None:
+    """Route OpenAI-compatible requests to the workers where their prefixes lie.
+
+    The workers may be vLLM, SGLang, llama.cpp or Caudex servers. Ctrl-C finishes what is under way; a second one does
+    not.
+    """
+    from caudex.gateway.access_log import AccessLog
+    from caudex.gateway.gateway import Gateway
+    from caudex.gateway.serve import run_gateway
+    from caudex.gateway.settings import GatewaySettings
+    from caudex.gateway.tenants import read_tenants
+
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    if not workers and options["admin_key"] is None:
+        raise click.UsageError("name at least one --worker, or an --admin-key to add workers later")
+    settings = GatewaySettings(
+        snapshot_path=options.pop("snapshot"),
+        max_concurrency_per_worker=options.pop("max_concurrency"),
+        **options,
+    )
+    try:
+        gateway = Gateway(
+            settings,
+            tenants=None if tenants is None else read_tenants(tenants),
+            access_log=None if access_log is None else AccessLog(access_log),
+        )
+        run_gateway(
+            gateway,
+            list(workers),
+            host=host,
+            port=port,
+            tls=_tls_context(tls_cert, tls_key),
+            on_ready=lambda bound_host, bound_port: click.echo(
+                f"caudex route: {options_line(settings.policy, workers)} at http://{bound_host}:{bound_port}", err=True
+            ),
+        )
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def options_line(policy: str, workers: tuple[str, ...]) -> str:
+    return f"policy {policy}, {len(workers)} worker{'' if len(workers) == 1 else 's'}"
+
+
+def _tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise click.UsageError("TLS needs both --tls-cert and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    return context

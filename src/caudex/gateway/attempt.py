@@ -1,0 +1,236 @@
+"""One request at one worker, from sending it to the last byte for the client."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from caudex.gateway.client_connection import ClientConnection
+from caudex.gateway.http_messages import HOP_BY_HOP, Header, error_body
+from caudex.gateway.settings import GatewaySettings
+from caudex.gateway.upstream_connection import UpstreamConnection
+from caudex.gateway.worker import Worker
+
+RETRY_STATUSES = frozenset({429, 500, 502, 503, 504})
+"""What another worker may well answer better."""
+
+_MAX_BUFFERED = 1_048_576
+"""An answer that is no stream is held back up to this size, so that a worker dying within it costs a retry only."""
+
+_CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d+)')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
+
+
+class Outcome(Enum):
+    DONE = "done"
+    """The client has the worker's whole answer."""
+    RETRY = "retry"
+    """The client has nothing yet."""
+    BROKEN = "broken"
+    """The client has a part, and was told that there is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the worker says about its cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Attempt:
+    """Relays one answer. Implements `ResponseSink` and `Outstanding`.
+
+    An event stream goes to the client as it arrives, byte for byte, but in whole events: a worker that dies within one
+    leaves no half of it behind, and the error event that then ends the stream can be read. The head is held back until
+    there is a first event, so until then another worker may still answer.
+    """
+
+    __slots__ = (
+        "_client",
+        "_connection",
+        "_headers",
+        "_held",
+        "_is_stream",
+        "_last_byte",
+        "_may_retry",
+        "_messages_api",
+        "_on_first_token",
+        "_settings",
+        "_worker",
+        "first_byte_at",
+        "outcome",
+        "reply_headers",
+        "sent_at",
+        "status",
+        "usage",
+        "was_stale",
+        "why",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        connection: UpstreamConnection,
+        client: ClientConnection,
+        settings: GatewaySettings,
+        *,
+        on_first_token: Callable[[], None],
+        reply_headers: list[Header],
+        may_retry: bool,
+        messages_api: bool,
+    ) -> None:
+        self._worker = worker
+        self._connection = connection
+        self._client = client
+        self._settings = settings
+        self._on_first_token = on_first_token
+        self._may_retry = may_retry
+        self._messages_api = messages_api
+        self._held = b""
+        self._headers: list[Header] = []
+        self._is_stream = False
+        self.reply_headers = reply_headers
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.sent_at = self._last_byte = time.monotonic()
+        self.first_byte_at: float | None = None
+        self.status = 0
+        self.was_stale = False
+        self.usage: Usage | None = None
+        self.why = ""
+
+    async def run(self, request: bytes, *, bodiless: bool) -> Outcome:
+        """Sends the request and returns when all is said; a client that leaves cancels it and the worker's work."""
+        worker, connection = self._worker, self._connection
+        worker.outstanding.add(self)
+        self._client.on_writable = connection.set_reading
+        try:
+            connection.exchange(request, self, bodiless=bodiless)
+            return await self.outcome
+        finally:
+            worker.outstanding.discard(self)
+            self._client.on_writable = None
+            worker.pool.give_back(connection, time.monotonic())
+
+    # ResponseSink
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        if status in RETRY_STATUSES and self._may_retry:
+            self._settle(Outcome.RETRY, f"it answered {status}")
+            return
+        self.status = status
+        content_type = next((value for name, value in headers if name == b"content-type"), b"")
+        self._is_stream = content_type.startswith(b"text/event-stream")
+        self._headers = [
+            header
+            for header in headers
+            if header[0] not in HOP_BY_HOP and not (self._is_stream and header[0] == b"content-length")
+        ]
+        self._headers += self.reply_headers
+
+    def data(self, data: bytes) -> None:
+        if self.outcome.done():
+            return
+        self._last_byte = self._worker.last_heard = time.monotonic()
+        if b"cache" in data and self.status == 200:
+            self._read_usage(data)
+        if self._is_stream:
+            self._relay_events(data)
+        elif self._client.response_started:
+            self._client.write(data)
+        else:
+            self._held += data
+            if len(self._held) > _MAX_BUFFERED:
+                self._release(self._held)
+                self._held = b""
+
+    def ended(self) -> None:
+        if self.outcome.done():
+            return
+        if self._client.response_started:
+            self._client.end_response(self._held)
+        else:
+            self._note_first_byte()
+            self._client.start_response(self.status, self._sized(self._held), self._held)
+            self._client.end_response()
+        self._settle(Outcome.DONE)
+
+    def failed(self, why: str) -> None:
+        if self.outcome.done():
+            return
+        if not self._client.response_started:
+            self.was_stale = self.status == 0 and self._connection.was_reused
+            self._settle(Outcome.RETRY, why)
+        elif self._is_stream:
+            self._client.end_response(self._error_event(why))
+            self._settle(Outcome.BROKEN, why)
+        else:
+            self._client.abort()
+            self._settle(Outcome.BROKEN, why)
+
+    # Outstanding
+
+    def abandon(self, why: str) -> None:
+        self._connection.close()
+        self.failed(why)
+
+    def check_deadline(self, now: float) -> None:
+        started = self._client.response_started
+        limit = self._settings.stream_idle_timeout if started else self._settings.first_byte_timeout
+        if now - self._last_byte > limit:
+            self.abandon(f"it sent nothing for {limit:g} s")
+
+    # Inside
+
+    def _relay_events(self, data: bytes) -> None:
+        if self._held:
+            data = self._held + data
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4 if b"\r" in data else 0)
+        if end < 2:
+            end = 0
+        if end == 0 and len(data) > _MAX_BUFFERED:
+            end = len(data)
+        whole = data if end == len(data) else data[:end]
+        self._held = b"" if end == len(data) else data[end:]
+        if not whole:
+            return
+        if self._client.response_started:
+            self._client.write(whole)
+        else:
+            self._release(whole)
+
+    def _release(self, data: bytes) -> None:
+        self._note_first_byte()
+        if self._is_stream and self.status == 200:
+            self._on_first_token()
+        self._client.start_response(self.status, self._headers, data)
+
+    def _note_first_byte(self) -> None:
+        if self.first_byte_at is None:
+            self.first_byte_at = time.monotonic()
+
+    def _sized(self, body: bytes) -> list[Header]:
+        """A whole answer has a length, however the worker framed it; HEAD keeps the length of what it stands for."""
+        if any(name == b"content-length" for name, _ in self._headers):
+            return self._headers
+        return [*self._headers, (b"content-length", b"%d" % len(body))]
+
+    def _read_usage(self, data: bytes) -> None:
+        cached, prompt = _CACHED_TOKENS.search(data), _PROMPT_TOKENS.search(data)
+        if cached is not None and prompt is not None:
+            self.usage = Usage(int(prompt[1]), int(cached[1]))
+
+    def _error_event(self, why: str) -> bytes:
+        body = error_body(f"the worker failed while it answered: {why}", "upstream_error", "worker_failed")
+        if self._messages_api:
+            return b'event: error\ndata: {"type":"error",' + body[1:] + b"\n\n"
+        return b"data: " + body + b"\n\n"
+
+    def _settle(self, outcome: Outcome, why: str = "") -> None:
+        self.why = why
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)

@@ -1,0 +1,216 @@
+"""The gateway: what happens to a request between being read and being answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+
+from caudex.gateway.access_log import AccessLog, AccessRecord
+from caudex.gateway.admin import AdminApi
+from caudex.gateway.admission import Admission
+from caudex.gateway.client_connection import ClientConnection
+from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
+from caudex.gateway.metrics import GatewayMetrics
+from caudex.gateway.relay import Relay
+from caudex.gateway.settings import GatewaySettings
+from caudex.gateway.snapshot import read_snapshot, write_snapshot
+from caudex.gateway.tenants import Tenants
+from caudex.gateway.worker import Worker
+from caudex.gateway.workers import Workers
+from caudex.routing import Fleet, HonestyCheck, Policy, make_policy
+
+log = logging.getLogger("caudex.gateway")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
+_SWEEP_SECONDS = 1.0
+
+
+class Gateway:
+    """Answers clients' requests from workers. All state is here and in what it holds; there is no global.
+
+    Every request that is admitted leaves again (`Admission`), every flight lands (`Fleet`), whatever happens: both are
+    released in `finally`.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        policy: Policy | None = None,
+        tenants: Tenants | None = None,
+        access_log: AccessLog | None = None,
+    ) -> None:
+        self.settings = settings
+        self.policy = make_policy(settings.policy) if policy is None else policy
+        self.tenants = Tenants([]) if tenants is None else tenants
+        self.metrics = GatewayMetrics()
+        self.fleet = Fleet()
+        self.honesty = HonestyCheck()
+        self.workers = Workers(self.fleet, settings, self._cache_lost)
+        self.admission = Admission(self._capacity, settings.max_queue, settings.queue_timeout)
+        self.workers.on_change = self._availability_changed
+        self.connections: set[ClientConnection] = set()
+        self.closing = False
+        self._access_log = access_log
+        self._relay = Relay(self)
+        self._admin = AdminApi(self.workers, settings.admin_key)
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def start(self, worker_urls: list[str]) -> None:
+        """Takes up what a snapshot kept, then the workers; to be called on the loop that serves."""
+        self._restore(worker_urls)
+        for url in worker_urls:
+            self.workers.add(url)
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+
+    async def shutdown(self) -> None:
+        """Finishes what is under way, up to the drain timeout, and keeps a snapshot."""
+        self.closing = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        deadline = time.monotonic() + self.settings.drain_timeout
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Ends at once."""
+        self.closing = True
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+        self.workers.close()
+        self._save()
+        if self._access_log is not None:
+            self._access_log.flush()
+
+    def connection(self) -> ClientConnection:
+        """A protocol for one more client."""
+        return ClientConnection(self, asyncio.get_running_loop())
+
+    # RequestHandler
+
+    async def handle(self, request: HttpRequest, client: ClientConnection) -> None:
+        record = AccessRecord(
+            time.time(), _request_id(request), client.peer, request.method, request.path.decode("latin-1")
+        )
+        sent_before = client.bytes_written
+        try:
+            await self._answer(request, client, record)
+        except HttpError as error:
+            record.status, record.error = error.status, str(error)
+            self.metrics.rejected.labels(record.tenant, str(error.status)).inc()
+            if client.connected and not client.response_started:
+                client.respond(error.status, error_body(str(error), error.kind, error.status), extra=error.headers())
+        except asyncio.CancelledError:
+            record.status, record.error = 499, "the client left"
+            self.metrics.client_gone.inc()
+            raise
+        finally:
+            self.metrics.requests.labels(str(record.status)).inc()
+            if self._access_log is not None:
+                record.seconds = round(time.monotonic() - request.received_at, 6)
+                record.bytes_sent = client.bytes_written - sent_before
+                self._access_log.write(record)
+
+    def refused(self, status: int) -> None:
+        self.metrics.requests.labels(str(status)).inc()
+
+    async def _answer(self, request: HttpRequest, client: ClientConnection, record: AccessRecord) -> None:
+        path = request.path
+        if path.startswith(b"/v1/"):
+            await self._relay.serve(request, client, record)
+            return
+        record.status = 200
+        if path == b"/health":
+            record.status = 200 if self.workers.num_available() else 503
+            counts = b'{"status":"%b","workers":%d,"available":%d}' % (
+                b"ok" if record.status == 200 else b"no worker is available",
+                len(self.fleet),
+                self.workers.num_available(),
+            )
+            client.respond(record.status, counts)
+        elif path == b"/metrics":
+            self._gauge()
+            client.respond(200, self.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+        elif path.startswith(b"/admin/"):
+            client.respond(200, self._admin.answer(request))
+        else:
+            raise HttpError(404, f"there is nothing at {record.path}", "not_found_error")
+
+    def drop_index(self, worker: Worker, cause: str) -> None:
+        """What this worker is believed to have cached is not, or no longer, so."""
+        self.policy.forget(worker.slot)
+        self.honesty.forget(worker.slot)
+        self.metrics.index_drops.labels(worker.url, cause).inc()
+
+    # Inside
+
+    def _capacity(self) -> int:
+        return self.workers.num_available() * self.settings.max_concurrency_per_worker
+
+    def _availability_changed(self) -> None:
+        if self.workers.num_available():
+            self.admission.pump()
+        else:
+            self.admission.release_all(no_worker())
+
+    def _cache_lost(self, worker: Worker) -> None:
+        self.drop_index(worker, "restart")
+
+    async def _keep_house(self) -> None:
+        next_save = time.monotonic() + self.settings.snapshot_interval
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            for connection in list(self.connections):
+                connection.check_deadline(now)
+            for worker in self.workers.all():
+                for request in list(worker.outstanding):
+                    request.check_deadline(now)
+            if self._access_log is not None:
+                self._access_log.flush()
+            if now >= next_save:
+                next_save = now + self.settings.snapshot_interval
+                self._save()
+
+    def _gauge(self) -> None:
+        for worker in self.workers.all():
+            self.metrics.up.labels(worker.url).set(float(self.fleet.available[worker.slot]))
+            self.metrics.in_flight.labels(worker.url).set(worker.in_flight)
+        self.metrics.waiting.set(self.admission.waiting)
+        index = getattr(self.policy, "index", None)
+        self.metrics.index_bytes.set(getattr(index, "num_bytes", 0))
+
+    def _save(self) -> None:
+        if self.settings.snapshot_path is not None:
+            try:
+                write_snapshot(self.settings.snapshot_path, self.settings.policy, self.fleet, self.policy)
+            except OSError as error:
+                log.warning("the snapshot could not be written: %s", error)
+
+    def _restore(self, worker_urls: list[str]) -> None:
+        path = self.settings.snapshot_path
+        if path is None or not path.exists():
+            return
+        with contextlib.suppress(OSError):
+            try:
+                slots = read_snapshot(path, self.settings.policy, self.policy)
+            except ValueError as error:
+                log.warning("the snapshot is not used: %s", error)
+                return
+            self.workers.adopt_slots(slots, worker_urls, self.policy.forget)
+
+
+def no_worker() -> HttpError:
+    return HttpError(503, "no worker is available", "overloaded_error", 1.0)
+
+
+def _request_id(request: HttpRequest) -> str:
+    given = request.header(b"x-request-id")
+    return given.decode() if given is not None and _REQUEST_ID.match(given) else secrets.token_hex(8)

@@ -1,0 +1,55 @@
+"""From a request under /v1 to the point where it may be sent: who asks, may they, what is it, is there room."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from caudex.gateway.access_log import AccessRecord
+from caudex.gateway.client_connection import ClientConnection
+from caudex.gateway.forwarding import Forwarding
+from caudex.gateway.http_messages import HttpError, HttpRequest
+from caudex.gateway.prompt import Body, decode_body, describe
+from caudex.gateway.salting import with_cache_salt
+from caudex.gateway.tenants import Tenant
+
+if TYPE_CHECKING:
+    from caudex.gateway.gateway import Gateway
+
+
+class Relay:
+    """Serves requests under /v1 from the workers. With no worker available the answer is 503 at once."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def serve(self, request: HttpRequest, client: ClientConnection, record: AccessRecord) -> None:
+        gateway = self._gateway
+        tenant = gateway.tenants.authenticate(request.header(b"authorization"))
+        record.tenant = tenant.name
+        body = decode_body(request.body) if request.method == "POST" and request.body else Body()
+        salt = tenant.cache_salt(body.cache_salt if isinstance(body.cache_salt, str) else "")
+        if tenant.salt is not None and request.body:
+            request.body = with_cache_salt(request.body, body, salt)
+        features = describe(body, session_header=request.header(b"x-session-id"), tenant=tenant.name, salt=salt)
+        record.model, record.prompt_tokens = features.model, features.num_tokens
+        if not gateway.workers.num_available():
+            raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
+        tenant.check(features.num_tokens, request.received_at)
+        await self._admitted(Forwarding(gateway, request, client, features, record), tenant)
+
+    async def _admitted(self, forwarding: Forwarding, tenant: Tenant) -> None:
+        gateway = self._gateway
+        tenant.in_flight += 1
+        try:
+            queued_at = time.monotonic()
+            await gateway.admission.enter()
+            began = time.monotonic()
+            forwarding.queued_seconds = began - queued_at
+            gateway.metrics.queue_seconds.observe(began - queued_at)
+            try:
+                await forwarding.run()
+            finally:
+                gateway.admission.leave(time.monotonic() - began)
+        finally:
+            tenant.in_flight -= 1

@@ -1,0 +1,100 @@
+"""What a client gets through the gateway when all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from .conftest import RunningGateway, SmallWorker, chat_body, eventually, expected_text
+
+Start = Callable[..., RunningGateway]
+
+
+def test_a_stream_is_passed_on_byte_for_byte(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+    body = chat_body("grüße 你好", stream=True, stream_options={"include_usage": True}, metadata={"words": 40})
+    direct = httpx.post(f"{two_workers[0].url}/v1/chat/completions", json=body).content
+    relayed = [gateway.client.post("/v1/chat/completions", json=body) for _ in range(4)]
+    assert all(response.content.replace(b'"cached_tokens": 2', b'"cached_tokens": 0') == direct for response in relayed)
+    assert relayed[0].headers["content-type"] == "text/event-stream"
+
+
+def test_events_arrive_one_by_one(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+    body = chat_body("slow", stream=True, metadata={"words": 6, "gap": 0.1})
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        pieces = [piece for piece in response.iter_raw() if piece]
+    assert len(pieces) >= 6
+
+
+def test_the_openai_client_works(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any")
+    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+    assert answer.choices[0].message.content == expected_text("hello")
+    stream = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected_text("hi")
+    assert [model.id for model in client.models.list()] == ["m"]
+
+
+def test_everything_under_v1_goes_through_with_its_query(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+    gateway.client.post("/v1/anything/at/all?x=1&y=%2F", json=chat_body("q"))
+    targets = [target for worker in two_workers for target in worker.stats()["targets"]]
+    assert targets == ["/v1/anything/at/all?x=1&y=%2F"]
+    assert gateway.client.get("/elsewhere").status_code == 404
+    assert gateway.client.head("/v1/models").status_code == 200
+
+
+def test_conversations_hit_and_predictions_are_honest(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+    for session in range(6):
+        system = f"session {session} " + "rules " * 400
+        for turn in range(4):
+            response = gateway.chat(f"turn {turn}", system=system)
+            cached = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert (cached > 500) == (turn > 0)
+    predicted, reported = (
+        gateway.metric(f"caudex_gateway_{kind}_cached_tokens_total") for kind in ("predicted", "reported")
+    )
+    assert reported > 0
+    assert abs(predicted - reported) < 0.1 * reported
+    assert gateway.metric("caudex_gateway_index_drops_total", cause="drift") == 0
+    shares = [worker.stats()["requests"] for worker in two_workers]
+    assert min(shares) >= 4
+
+
+def test_an_index_that_is_wrong_about_a_worker_is_dropped(
+    start_worker: Callable[[], SmallWorker], start_gateway: Start
+) -> None:
+    gateway = start_gateway([start_worker()])
+    for i in range(60):
+        gateway.chat(f"turn {i}", system="rules " * 400, metadata={"cold": True})
+    assert gateway.metric("caudex_gateway_index_drops_total", cause="drift") >= 1
+
+
+def test_counts_add_up_under_load(two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers)
+
+    def one(i: int) -> bool:
+        response = gateway.chat(f"prompt {i}", stream=i % 2 == 0, metadata={"words": 1 + i % 7})
+        return response.status_code == 200 and f"prompt {i}-0" in response.text
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(300)))
+    seen = [worker.stats() for worker in two_workers]
+    assert sum(stats["requests"] for stats in seen) == sum(stats["finished"] for stats in seen) == 300
+    assert gateway.metric("caudex_gateway_retries_total") == 0
+    assert eventually(lambda: gateway.metric("caudex_gateway_worker_in_flight") == 0, "nothing to be in flight")
+
+
+@pytest.mark.parametrize("policy", ["session", "consistent_hash"])
+def test_a_session_stays_on_its_worker(policy: str, two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers, "--policy", policy)
+    for i in range(6):
+        gateway.chat("the same first words " * 20 + str(i), headers={"x-session-id": "abc"})
+    assert sorted(worker.stats()["requests"] for worker in two_workers) == [0, 6]
