@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,3 +124,149 @@ def test_random_traffic(
         assert engine.num_steps < 20_000, "requests do not finish"
     assert_all_right(engine, states)
     assert max(overtakes(engine).values(), default=0) <= max_overtakes
+
+
+def random_tokens(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def submit_all(engine: VirtualEngine, states: list[SequenceState]) -> list[SequenceState]:
+    for state in states:
+        engine.submit(state)
+    return states
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_equal_prefixes_are_computed_once(index: str) -> None:
+    """Eight requests of one prefix arrive at once: seven wait for the first, then hit."""
+    engine = make_engine(100, max_num_seqs=8, token_budget=16, index=index)
+    shared = random_tokens(1, 40)
+    states = submit_all(engine, [make_state(i, shared + random_tokens(9 + i, 2), 3) for i in range(8)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    prefill = engine.num_computed_tokens - 8 * 2
+    assert prefill <= 40 + 8 * (2 + 1), "the shared part was computed more than once"
+
+
+def test_requests_of_one_step_share_what_it_writes() -> None:
+    engine = make_engine(100, max_num_seqs=8, token_budget=64)
+    shared = random_tokens(1, 40)
+    states = submit_all(engine, [make_state(i, shared + [10 + i, 0], 1) for i in range(4)])
+    step = engine.step()
+    assert len(step.chunks) == 4
+    assert [chunk.start for chunk in step.chunks] == [0, 40, 40, 40]
+    assert_all_right(engine, states)
+
+
+def test_a_waiting_request_survives_the_one_it_waits_for() -> None:
+    engine = make_engine(100, max_num_seqs=8, token_budget=8)
+    shared = random_tokens(1, 40)
+    first, second = submit_all(engine, [make_state(0, shared, 4), make_state(1, shared, 4)])
+    engine.step()
+    assert [state.request_id for state in engine.scheduler.running] == ["r0"]
+    engine.abort(first)
+    run_to_end(engine)
+    assert_all_right(engine, [first, second])
+    assert second.num_cached == 8, "what the first had computed before it was cancelled is still used"
+
+
+def test_groups_of_one_prefix_run_together() -> None:
+    """Six documents, six questions each, round robin, a pool for three, two at once: every document is read once."""
+    engine = make_engine(36, max_num_seqs=2, token_budget=32, max_overtakes=64)
+    documents = [random_tokens(100 + i, 40) for i in range(6)]
+    states = [
+        make_state(question * 6 + document, documents[document] + random_tokens(question, 3), 2)
+        for question in range(6)
+        for document in range(6)
+    ]
+    submit_all(engine, states)
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    hit_rate = engine.scheduler.num_hit_tokens / engine.scheduler.num_queried_tokens
+    assert hit_rate > 0.95 * (36 - 6) / 36 * 40 / 43
+
+
+def test_at_most_max_overtakes_younger_ones_go_first() -> None:
+    """A request that hits nothing, and an endless stream of ones that hit everything."""
+    for max_overtakes in (0, 1, 5, 20):
+        engine = make_engine(60, max_num_seqs=1, max_overtakes=max_overtakes)
+        popular = random_tokens(1, 16)
+        states = submit_all(engine, [make_state(0, popular, 1)])
+        run_to_end(engine)
+        states += submit_all(engine, [make_state(1, popular, 1), make_state(2, [10] * 16, 1)])
+        while "r2" not in engine.finished:
+            states += submit_all(engine, [make_state(len(states), popular, 1)])
+            engine.step()
+        run_to_end(engine)
+        assert_all_right(engine, states)
+        assert 0.9 * max_overtakes <= overtakes(engine)["r2"] <= max_overtakes
+
+
+def test_priority_goes_before_share_and_after_the_bound() -> None:
+    engine = make_engine(60, max_num_seqs=1, max_overtakes=3)
+    popular = random_tokens(1, 16)
+    submit_all(engine, [make_state(0, popular, 1)])
+    run_to_end(engine)
+    states = [make_state(1, popular, 1, priority=1)]
+    states += [make_state(i, [10 + i] * 16, 1, priority=0) for i in range(2, 8)]
+    submit_all(engine, states)
+    run_to_end(engine)
+    assert [state.arrival for state in engine.admissions[1:]] == [2, 3, 4, 1, 5, 6, 7]
+
+
+def test_an_overdue_request_that_does_not_fit_lets_nobody_pass() -> None:
+    engine = make_engine(12, max_num_seqs=4, max_overtakes=0)
+    big, small = random_tokens(1, 40), random_tokens(2, 4)
+    states = submit_all(
+        engine, [make_state(0, random_tokens(3, 12), 12), make_state(1, big, 4), make_state(2, small, 1)]
+    )
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert [state.arrival for state in engine.admissions] == [0, 1, 2]
+
+
+def test_preemption_loses_no_more_than_the_tail() -> None:
+    engine = make_engine(14, max_num_seqs=3, token_budget=64)
+    states = submit_all(engine, [make_state(i, random_tokens(i, 9), 30) for i in range(3)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.scheduler.num_preemptions > 0
+    assert states[0].num_preemptions == 0, "the oldest is never preempted"
+    assert engine.scheduler.num_queried_tokens == 27, "look-ups of resumed requests are not counted"
+
+
+def test_a_failed_step_takes_back_what_it_promised() -> None:
+    engine = make_engine(40, token_budget=64)
+    prompt = random_tokens(1, 20)
+    engine.submit(make_state(0, prompt, 2))
+    step = engine.scheduler.schedule()
+    assert [state.request_id for state in engine.scheduler.fail(step)] == ["r0"]
+    assert engine.cache.num_free_blocks == 40
+    again = submit_all(engine, [make_state(1, prompt, 2)])
+    run_to_end(engine)
+    assert_all_right(engine, again)
+    assert again[0].num_cached == 0
+
+
+def test_ten_thousand_waiting_are_ordered_like_ten() -> None:
+    """The last of a very long queue is still found when its prefix is cached."""
+    engine = make_engine(3000, max_num_seqs=1, token_budget=64, max_overtakes=100_000)
+    popular = random_tokens(1, 16)
+    states = submit_all(engine, [make_state(0, popular, 1)])
+    run_to_end(engine)
+    rng = np.random.default_rng(0)
+    for arrival in range(1, 10_001):
+        state = SequenceState(f"r{arrival}", arrival, rng.integers(10, 10_000, 16, dtype=np.int32), 1)
+        engine.scheduler.add(state)
+    engine.scheduler.add(make_state(10_001, popular, 1))
+    for _ in range(200):
+        step = engine.scheduler.schedule()
+        chunk = step.chunks[0]
+        chunk.state.output.append(0)
+        engine.scheduler.complete(step)
+        engine.scheduler.finish(chunk.state)
+        if chunk.state.arrival == 10_001:
+            break
+    assert chunk.state.arrival == 10_001
+    assert len(states) == 1
