@@ -14,7 +14,8 @@ from caudex.engine.batch import StepBatch
 from caudex.engine.config import EngineConfig
 from caudex.engine.loading import locate_checkpoint
 from caudex.engine.model import load_model
-from caudex.engine.runner import ModelRunner, make_runner
+from caudex.engine.runner import ModelRunner
+from caudex.engine.runner_choice import make_runner
 
 from .conftest import TINY_CONFIGS
 
@@ -26,7 +27,7 @@ TABLES = [np.array([7, 2, 9], dtype=np.int32), np.array([4, 11, 0], dtype=np.int
 def load_runner(directory: Path, backend: str) -> ModelRunner:
     config = EngineConfig(model=str(directory), attention_backend=backend, num_threads=1)  # type: ignore[arg-type]
     loaded = load_model(locate_checkpoint(config.model), config, lambda stage, done, total: None)
-    return make_runner(loaded, config, NUM_BLOCKS)
+    return make_runner(loaded, config, NUM_BLOCKS, NUM_BLOCKS * BLOCK_SIZE)
 
 
 def step(tokens: list[np.ndarray], spans: list[tuple[int, int]]) -> StepBatch:

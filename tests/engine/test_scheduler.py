@@ -152,7 +152,7 @@ def test_equal_prefixes_are_computed_once(index: str) -> None:
 def test_requests_of_one_step_share_what_it_writes() -> None:
     engine = make_engine(100, max_num_seqs=8, token_budget=64)
     shared = random_tokens(1, 40)
-    states = submit_all(engine, [make_state(i, shared + [10 + i, 0], 1) for i in range(4)])
+    states = submit_all(engine, [make_state(i, [*shared, 10 + i, 0], 1) for i in range(4)])
     step = engine.step()
     assert len(step.chunks) == 4
     assert [chunk.start for chunk in step.chunks] == [0, 40, 40, 40]

@@ -16,7 +16,8 @@ from caudex.engine.loading import Progress, ignore_progress, locate_checkpoint
 from caudex.engine.memory import choose_max_model_len, choose_num_blocks
 from caudex.engine.model import load_model
 from caudex.engine.output_stream import OutputStream
-from caudex.engine.runner import ModelRunner, make_runner
+from caudex.engine.runner import ModelRunner
+from caudex.engine.runner_choice import make_runner
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ class Engine:
             config,
             model_name=loaded.name,
             tokenizer=loaded.tokenizer,
-            runner=make_runner(loaded, config, num_blocks),
+            runner=make_runner(loaded, config, num_blocks, max_model_len),
             cache=PrefixCache(num_blocks, config.block_size, index=config.index, policy=config.policy),
             vocab_size=loaded.vocab_size,
             max_model_len=max_model_len,

@@ -10,12 +10,6 @@ from torch import Tensor
 
 from caudex.engine.attention import AttentionBackend, attending
 from caudex.engine.batch import Int32Array, StepBatch
-from caudex.engine.config import EngineConfig
-from caudex.engine.cpu import ThreadPool
-from caudex.engine.cpu_attention import CpuAttention, cpu_attention_obstacle
-from caudex.engine.loading import UnsupportedModelError
-from caudex.engine.model import LoadedModel
-from caudex.engine.torch_attention import TorchAttention
 
 
 class ModelRunner(ABC):
@@ -53,23 +47,3 @@ class TransformersRunner(ModelRunner):
             )
         logits: Tensor = output.logits[0]
         return logits.float()
-
-
-def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> ModelRunner:
-    """The runner for a loaded model, by `config.attention_backend`, with a KV pool of `num_blocks`.
-
-    Raises:
-        UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model; says why.
-    """
-    obstacle = cpu_attention_obstacle(loaded.layers, loaded.options, loaded.dtype, loaded.device)
-    if config.attention_backend == "cpu" and obstacle is not None:
-        raise UnsupportedModelError(f"attention_backend is 'cpu', but {obstacle}; use 'torch' or 'auto'")
-    if config.attention_backend == "torch" or obstacle is not None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        backend = TorchAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
-        return TransformersRunner(loaded.model, backend)
-    threads = ThreadPool(config.num_threads)
-    return TransformersRunner(
-        loaded.model, CpuAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, threads)
-    )

@@ -1,0 +1,33 @@
+"""Decoders of the Llama family on the CPU: a step in one native call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from caudex.engine.batch import Int32Array, StepBatch
+from caudex.engine.cpu import KvPool, LlamaRunner
+from caudex.engine.runner import ModelRunner
+
+
+class FusedRunner(ModelRunner):
+    """Runs a model from its packed weights; transformers' module can be freed once this is made.
+
+    A token's logits depend, to the bit, on the tokens before it alone.
+    """
+
+    def __init__(self, model: Any, pool: KvPool, max_model_len: int) -> None:
+        self._pool = pool
+        self._llama = LlamaRunner(model, pool, max_model_len)
+        self._num_heads = int(model.config.num_attention_heads)
+
+    def copy_blocks(self, copies: Int32Array) -> None:
+        self._pool.copy_blocks((source, target) for source, target, _ in copies.tolist())
+
+    def run(self, batch: StepBatch) -> Tensor:
+        metadata = self._pool.batch(
+            batch.block_tables, np.diff(batch.query_starts), batch.context_lens, num_query_heads=self._num_heads
+        )
+        return self._llama.forward(batch.token_ids, metadata, batch.logit_rows)

@@ -1,0 +1,72 @@
+"""Which runner serves a model: the fastest that can."""
+
+from __future__ import annotations
+
+import torch
+
+from caudex.engine.config import EngineConfig
+from caudex.engine.cpu import KvPool, ThreadPool, pack_linear_layers, why_unsupported
+from caudex.engine.cpu_attention import CpuAttention
+from caudex.engine.fused_runner import FusedRunner
+from caudex.engine.loading import UnsupportedModelError
+from caudex.engine.model import LoadedModel
+from caudex.engine.runner import ModelRunner, TransformersRunner
+from caudex.engine.torch_attention import TorchAttention
+
+
+def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
+    """The runner for `loaded`, by `config.attention_backend`, with a KV pool of `num_blocks`.
+
+    On the CPU the compiled kernels serve it: the Llama family in one call a step, others through transformers' code
+    with attention and linear layers replaced. What they cannot do (other devices, soft caps, sinks) PyTorch does.
+
+    Raises:
+        UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model; says why.
+    """
+    obstacle = why_not_cpu(loaded)
+    if config.attention_backend == "cpu" and obstacle is not None:
+        raise UnsupportedModelError(f"attention_backend is 'cpu', but {obstacle}; use 'torch' or 'auto'")
+    if config.attention_backend == "torch" or obstacle is not None:
+        return _torch_runner(loaded, config, num_blocks)
+    return _cpu_runner(loaded, config, num_blocks, max_model_len)
+
+
+def why_not_cpu(loaded: LoadedModel) -> str | None:
+    """Why the compiled kernels cannot serve a model, or None if they can."""
+    layers = loaded.layers
+    if loaded.device.type != "cpu":
+        return f"the model is on {loaded.device}"
+    if loaded.dtype not in (torch.float32, torch.bfloat16):
+        return f"the model computes in {loaded.dtype}"
+    if len(set(layers)) > 1 or layers[0].key_size != layers[0].value_size:
+        return "the model's layers have keys and values of different sizes"
+    if any(options.softcap is not None or options.sinks is not None for options in loaded.options):
+        return "the model's attention has soft-capped scores or sinks"
+    return None
+
+
+def _torch_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> ModelRunner:
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    backend = TorchAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
+    return TransformersRunner(loaded.model, backend)
+
+
+def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
+    """PyTorch is left one thread: two pools of idle threads that spin would take each other's cores."""
+    torch.set_num_threads(1)
+    threads = ThreadPool(config.num_threads)
+    shape = loaded.layers[0]
+    pool = KvPool(
+        len(loaded.layers),
+        num_blocks,
+        config.block_size,
+        shape.num_kv_heads,
+        shape.key_size,
+        loaded.dtype,
+        threads=threads,
+    )
+    if why_unsupported(loaded.model.config, max_model_len) is None:
+        return FusedRunner(loaded.model, pool, max_model_len)
+    pack_linear_layers(loaded.model, threads)
+    return TransformersRunner(loaded.model, CpuAttention(pool, shape.num_heads))
