@@ -16,6 +16,7 @@ from caudex.engine.types import SamplingParams, TokenLogprob
 
 FloatArray: TypeAlias = NDArray[np.float32]
 _MASK64 = (1 << 64) - 1
+_RUN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +98,40 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int]:
     if not drawn:
         return chosen
     temperatures = torch.tensor([rows[index].params.temperature for index in drawn], dtype=torch.float32)
-    scaled = torch.from_numpy(logits)[drawn] / temperatures[:, None]
+    scaled = _select(torch.from_numpy(logits), drawn) / temperatures[:, None]
     for index, logprobs in zip(drawn, torch.log_softmax(scaled, dim=-1).numpy(), strict=True):
         chosen[index] = _draw(logprobs, rows[index])
     return chosen
 
 
+def _select(logits: Tensor, indices: Sequence[int]) -> Tensor:
+    """The rows at `indices`, which ascend; without a copy if that is all of them."""
+    return logits if len(indices) == len(logits) else logits[list(indices)]
+
+
 def _draw(logprobs: FloatArray, row: SamplingRow) -> int:
     """Invert the cumulative distribution of what the filters leave at one uniform random number."""
     token_ids = _filter(logprobs, row.params)
-    weights = np.exp(logprobs if token_ids is None else logprobs[token_ids])
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    target = uniform(row.seed, row.position) * cumulative[-1]
-    place = min(int(np.searchsorted(cumulative, target, side="right")), len(cumulative) - 1)
-    return place if token_ids is None else int(token_ids[place])
+    number = uniform(row.seed, row.position)
+    if token_ids is None:
+        return _invert_cumulative(np.exp(logprobs), number)
+    return int(token_ids[_invert_cumulative(np.exp(logprobs[token_ids]), number)])
+
+
+def _invert_cumulative(weights: FloatArray, number: float) -> int:
+    """The first place where the running sum of `weights` exceeds `number` of the whole.
+
+    Sums of runs first, then inside one run: a running sum over a whole vocabulary takes six times as long.
+    """
+    runs = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _RUN), dtype=np.float64))
+    target = min(number * runs[-1], np.nextafter(runs[-1], 0.0))
+    run = int(np.searchsorted(runs, target, side="right"))
+    inside = np.cumsum(weights[run * _RUN : (run + 1) * _RUN], dtype=np.float64)
+    rest = target - (runs[run - 1] if run else 0.0)
+    place = int(np.searchsorted(inside, rest, side="right"))
+    if place == len(inside):
+        place = int(np.flatnonzero(weights[run * _RUN : (run + 1) * _RUN])[-1])
+    return run * _RUN + place
 
 
 def _filter(logprobs: FloatArray, params: SamplingParams) -> NDArray[np.int64] | None:
@@ -136,7 +157,7 @@ def _most_likely(logprobs: FloatArray, count: int, mass: float) -> NDArray[np.in
     A full sort of a vocabulary takes 4 ms a row and `topk` 1 ms; picking what lies within a margin of the best and
     sorting that, widening the margin until it is enough, takes 0.05 ms.
     """
-    best, margin = logprobs.max(), 8.0
+    best, margin = logprobs.max(), 8.0 if mass else 3.0
     while True:
         token_ids = np.flatnonzero(logprobs >= best - margin)
         everything = len(token_ids) == len(logprobs) or margin > 1e4
@@ -151,7 +172,7 @@ def _logprobs(logits: Tensor, token_ids: Sequence[int], rows: Sequence[SamplingR
     result: list[TokenLogprob | None] = [None] * len(rows)
     asking = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     if asking:
-        for index, logprobs in zip(asking, torch.log_softmax(logits[asking], dim=-1).numpy(), strict=True):
+        for index, logprobs in zip(asking, torch.log_softmax(_select(logits, asking), dim=-1).numpy(), strict=True):
             result[index] = token_logprob(logprobs, token_ids[index], rows[index].params.logprobs or 0)
     return result
 
