@@ -1,0 +1,91 @@
+"""Where two texts that were meant to be alike differ."""
+
+from __future__ import annotations
+
+import os
+import re
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+_MAX_WORDS = 3000
+_MAX_LINES = 4000
+_GLUE = re.compile(r"[\w:.,\-/+@#]{0,4}|[ ]")
+
+
+class Span(NamedTuple):
+    """Text `a[a_start:a_end]` stands where the other has `b[b_start:b_end]`; either may be empty."""
+
+    a_start: int
+    a_end: int
+    b_start: int
+    b_end: int
+
+
+def differences(a: str, b: str) -> list[Span]:
+    """The spans in which `a` and `b` differ, in order, by lines first and by words inside what lines leave.
+
+    O(n) where one place differs, which is what a planted value looks like; else difflib on lines, then on words.
+    """
+    if a == b:
+        return []
+    start = len(os.path.commonprefix([a, b]))
+    end = _common_suffix(a, b, min(len(a), len(b)) - start)
+    inner_a, inner_b = a[start : len(a) - end], b[start : len(b) - end]
+    spans = _by_lines(inner_a, inner_b)
+    return [Span(s.a_start + start, s.a_end + start, s.b_start + start, s.b_end + start) for s in spans]
+
+
+def _common_suffix(a: str, b: str, limit: int) -> int:
+    """Length of the common suffix, at most `limit`; bisected, since slices compare in C."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[len(a) - middle :] == b[len(b) - middle :]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _by_lines(a: str, b: str) -> list[Span]:
+    lines_a, lines_b = a.splitlines(keepends=True), b.splitlines(keepends=True)
+    if len(lines_a) <= 1 or len(lines_b) <= 1 or max(len(lines_a), len(lines_b)) > _MAX_LINES:
+        return _by_words(a, b, 0, 0)
+    spans: list[Span] = []
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, lines_a, lines_b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            offset_a, offset_b = sum(map(len, lines_a[:i1])), sum(map(len, lines_b[:j1]))
+            spans.extend(_by_words("".join(lines_a[i1:i2]), "".join(lines_b[j1:j2]), offset_a, offset_b))
+    return spans
+
+
+def _by_words(a: str, b: str, offset_a: int, offset_b: int) -> list[Span]:
+    words_a, words_b = _WORD.findall(a), _WORD.findall(b)
+    if not words_a or not words_b or max(len(words_a), len(words_b)) > _MAX_WORDS:
+        return [Span(offset_a, offset_a + len(a), offset_b, offset_b + len(b))]
+    spans: list[Span] = []
+    at_a = _offsets(words_a, offset_a)
+    at_b = _offsets(words_b, offset_b)
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, words_a, words_b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            spans.append(Span(at_a[i1], at_a[i2], at_b[j1], at_b[j2]))
+    return spans
+
+
+def _offsets(words: list[str], start: int) -> list[int]:
+    offsets = [start]
+    for word in words:
+        offsets.append(offsets[-1] + len(word))
+    return offsets
+
+
+def similarity(a: str, b: str, spans: list[Span]) -> float:
+    """Share of the longer text that the two have in common, given their differences."""
+    longest = max(len(a), len(b), 1)
+    return 1.0 - max(sum(s.a_end - s.a_start for s in spans), sum(s.b_end - s.b_start for s in spans)) / longest
+
+
+def is_glue(text: str) -> bool:
+    """Whether text between two differing spans is so slight that both are parts of one value (`10:` and `:07`)."""
+    return len(text) <= 4 and _GLUE.fullmatch(text) is not None

@@ -1,0 +1,268 @@
+"""From a request log to a decision: the whole analysis in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caudex.analysis.breakers.search import find_breakers
+from caudex.analysis.corpus import Corpus
+from caudex.analysis.curves import (
+    block_size_rows,
+    capacity_rows,
+    curve_rows,
+    default_capacities,
+    lru_curve,
+    parse_capacity,
+    tier_rows,
+)
+from caudex.analysis.decision import decide, pool_blocks_on, prefill_speed
+from caudex.analysis.kv_size import kv_size
+from caudex.analysis.measure import Measured, Meter
+from caudex.analysis.models import find_gpu
+from caudex.analysis.policies import DEFAULT_POLICIES, PolicyReplay
+from caudex.analysis.repetition import groups, repetition
+from caudex.analysis.replicas import routing_rows
+from caudex.analysis.results import Analysis, Breaker, ReadSummary, RecoveredTemplate, SharedPrefix
+from caudex.analysis.shape import shape_breakers
+from caudex.analysis.templates import recover_templates
+from caudex.analysis.tree import PrefixNode, prefix_tree
+from caudex.trace.encode import PromptEncoder
+from caudex.trace.errors import TraceError
+from caudex.trace.log import Log, open_log
+from caudex.trace.table import TraceInfo
+
+DEFAULT_BLOCK_SIZE = 16
+TIME_WINDOWS = 60
+CURVE_POINTS = 400
+SHOWN_PREFIX_CHARS = 600
+
+Stage = Callable[[str], None]
+
+
+def analyze(
+    log: str | Path,
+    *,
+    tokenizer: str | None = None,
+    chat_template: str | Path | None = None,
+    field: str | None = None,
+    block_size: int | None = None,
+    capacities: Sequence[int | str] | None = None,
+    policies: Sequence[str] | None = None,
+    model: str | Path | None = None,
+    kv_dtype: str = "bf16",
+    gpu: str | None = None,
+    replicas: int = 1,
+    prefill_rate: float | None = None,
+    limit: int | None = None,
+    breakers: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    stage: Stage = lambda _: None,
+) -> Analysis:
+    """Analyse a request log, hash trace or Parquet trace. The cache part is the real caches' replay.
+
+    Args:
+        tokenizer: a Hugging Face folder, tokenizer.json or hub id, a tiktoken name, or `bytes` (the default).
+        field: the dotted path to the request in each line, where it is not found by itself.
+        block_size: tokens a block; 16, or a hash trace's own. For a hash trace that does not say its own, it is that.
+        capacities: blocks, or text with a unit ("40GiB") of the KV of `model`.
+        policies: eviction policies to compare besides the clairvoyant bound.
+        model, kv_dtype, gpu: a config.json, folder or well-known name; turns blocks into GiB and tokens into seconds.
+        replicas: how many there are, for the routing what-if; `capacities` are then of each.
+        prefill_rate: measured prefill tokens a second, in place of the arithmetic.
+
+    Raises:
+        TraceError: the log cannot be read, or says nothing about prefixes.
+        ValueError: an option's value is not possible; the message names it.
+    """
+    _check(block_size, replicas, prefill_rate)
+    kv = None if model is None else kv_size(model, kv_dtype)
+    device = None if gpu is None else find_gpu(gpu)
+    corpus = Corpus()
+    opened = open_log(
+        log, tokenizer=tokenizer, chat_template=chat_template, field=field, block_size=block_size, limit=limit,
+        progress=progress, on_request=corpus.add if breakers else None,
+    )  # fmt: skip
+    size, unit = _sizes(opened.info, block_size)
+    stage("reading")
+    measured = _measure(opened, size)
+    stage("hit rate at every capacity")
+    curve = lru_curve(measured)
+    rate, _ = prefill_speed(kv, device, prefill_rate)
+    wanted = [_capacity(value, size, kv) for value in capacities] if capacities else default_capacities(curve)
+    stage("policies")
+    policy_replay = PolicyReplay(measured.trace)
+    rows = curve_rows(measured, curve, wanted, policies or DEFAULT_POLICIES, kv, policy_replay.hit_rate)
+    needed = capacity_rows(measured, curve, kv)
+    pool = pool_blocks_on(device, kv, size) if kv is not None and device is not None else None
+    pool_for_tiers = pool if pool is not None else needed[0].capacity_blocks
+    routing = routing_rows(measured, replicas, max(pool_for_tiers // (1 if pool else replicas), 1)) if replicas > 1 else None
+    stage("breakers")
+    found, templates, searched = _breakers(opened, corpus, measured, size, unit, breakers, stage)
+    sizes = block_size_rows(measured, unit)
+    repeated = repetition(measured, rate)
+    decision = decide(
+        hit_rate=repeated.hit_rate, token_hit_rate=repeated.token_hit_rate,
+        mean_prompt_tokens=measured.prompt_tokens / max(len(measured.lengths), 1), capacities=needed, curve=rows,
+        block_sizes=sizes, routing=routing, kv=kv, gpu=device, prefill_rate=prefill_rate, pool_blocks=pool,
+    )  # fmt: skip
+    stage("prefix tree")
+    return Analysis(
+        read=_read_summary(opened),
+        kind=opened.info.kind,
+        tokenizer=opened.info.tokenizer,
+        template=opened.template_description(),
+        block_size=size,
+        requests=len(measured.lengths),
+        prompt_tokens=measured.prompt_tokens,
+        output_tokens=None if measured.trace.output_lengths is None else int(measured.trace.output_lengths.sum()),
+        seconds=_seconds(measured),
+        repetition=repeated,
+        groups=groups(measured),
+        curve=rows,
+        lru_knots=_thinned(curve.capacities, curve.hit_rate(curve.capacities)),
+        capacities=needed,
+        block_sizes=sizes,
+        tiers=tier_rows(measured, curve, pool_for_tiers, kv),
+        routing=routing,
+        breakers=tuple(found),
+        breakers_searched=searched,
+        templates=tuple(templates),
+        prefixes=_shared_prefixes(measured, corpus, opened.encoder),
+        reuse_over_time=_over_time(measured),
+        kv=kv,
+        gpu=None if device is None else device.name,
+        decision=decision,
+    )
+
+
+def _check(block_size: int | None, replicas: int, prefill_rate: float | None) -> None:
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size}; expected at least 1 token")
+    if replicas < 1:
+        raise ValueError(f"replicas is {replicas}; expected at least 1")
+    if prefill_rate is not None and not prefill_rate > 0:
+        raise ValueError(f"prefill_rate is {prefill_rate}; expected tokens a second, above 0")
+
+
+def _sizes(info: TraceInfo, block_size: int | None) -> tuple[int, int]:
+    """The block size to analyse at and the finest the log can tell (a hash trace's own).
+
+    Raises:
+        ValueError: a hash trace cannot be cut into the blocks asked for.
+    """
+    if info.kind == "tokens":
+        return block_size or DEFAULT_BLOCK_SIZE, 1
+    own = info.block_size or 1
+    size = block_size or own
+    if size % own:
+        raise ValueError(f"block_size is {size}; the trace has hashes of {own} tokens, so it must be a multiple of {own}")
+    return size, own
+
+
+def _measure(opened: Log, size: int) -> Measured:
+    meter = Meter(opened.info, size, opened.encoder.turn_ends() if opened.encoder is not None else [])
+    for batch in opened.batches:
+        meter.add(batch)
+    measured = meter.measured()
+    if not measured.prompt_tokens:
+        raise TraceError(f"{opened.report.source} holds {len(measured.lengths)} requests without a single prompt token")
+    return measured
+
+
+def _capacity(value: int | str, size: int, kv: Any) -> int:
+    return parse_capacity(str(value), size, kv)
+
+
+def _breakers(
+    opened: Log, corpus: Corpus, measured: Measured, size: int, unit: int, wanted: bool, stage: Stage
+) -> tuple[list[Breaker], list[RecoveredTemplate], str]:
+    if not wanted:
+        return [], [], "not looked for"
+    found = list(shape_breakers(measured, unit))
+    if opened.encoder is None or not corpus.requests:
+        searched = "in block sizes and routing only: a trace of hashes or tokens without text does not show what diverges"
+        return found, [], searched
+    findings = find_breakers(corpus.requests, opened.encoder, size, progress=stage)
+    found += [
+        Breaker(
+            kind=finding.candidate.kind,
+            title=finding.candidate.title,
+            where=finding.place,
+            examples=finding.candidate.examples,
+            requests=finding.requests,
+            tokens_lost=finding.tokens_lost,
+            hit_rate_if_mended=finding.hit_rate_if_mended,
+            hit_rate_if_all_mended=finding.hit_rate_if_all_mended,
+            mend=finding.candidate.mend,
+            rule=finding.candidate.rule,
+            details=finding.candidate.details,
+        )
+        for finding in findings
+    ]
+    found.sort(key=lambda breaker: -breaker.tokens_lost)
+    templates = recover_templates(corpus.requests[:600], opened.encoder, size) if opened.has_text else []
+    searched = "all requests" if corpus.complete else f"the first {len(corpus.requests):,} requests (256 MiB of distinct text)"
+    return found, templates, f"in {searched}"
+
+
+def _read_summary(opened: Log) -> ReadSummary:
+    report = opened.report
+    return ReadSummary(
+        report.source, report.format, report.lines, report.bad_lines, report.other_lines,
+        tuple(report.bad_examples), dict(report.warnings),
+    )  # fmt: skip
+
+
+def _seconds(measured: Measured) -> float | None:
+    times = measured.timestamps
+    return float(times.max() - times.min()) if len(times) and np.isfinite(times).all() else None
+
+
+def _thinned(capacities: Any, rates: Any) -> tuple[tuple[int, float], ...]:
+    """Points of the exact curve, at most CURVE_POINTS: evenly in the logarithm of capacity, the ends included."""
+    if len(capacities) > CURVE_POINTS:
+        steps = np.geomspace(1, max(int(capacities[-1]), 2), CURVE_POINTS)
+        chosen = np.unique(np.concatenate([[0], np.searchsorted(capacities, steps), [len(capacities) - 1]]))
+        chosen = chosen[chosen < len(capacities)]
+        capacities, rates = capacities[chosen], rates[chosen]
+    return tuple((int(c), float(r)) for c, r in zip(capacities, rates, strict=True))
+
+
+def _over_time(measured: Measured) -> tuple[tuple[float, float, float], ...]:
+    """Reuse in equal windows of time, or of requests where the log has no times."""
+    times = measured.timestamps
+    if not len(times):
+        return ()
+    if not np.isfinite(times).all():
+        times = np.arange(len(times), dtype=np.float64)
+    start, span = float(times.min()), max(float(times.max() - times.min()), 1e-9)
+    window = np.minimum(((times - start) / span * TIME_WINDOWS).astype(np.int64), TIME_WINDOWS - 1)
+    tokens = np.bincount(window, weights=measured.lengths, minlength=TIME_WINDOWS)
+    hits = np.bincount(window, weights=measured.hit_tokens, minlength=TIME_WINDOWS)
+    return tuple(
+        (index * span / TIME_WINDOWS, float(tokens[index]), float(hits[index] / tokens[index]) if tokens[index] else 0.0)
+        for index in range(TIME_WINDOWS)
+    )
+
+
+def _shared_prefixes(measured: Measured, corpus: Corpus, encoder: PromptEncoder | None) -> tuple[SharedPrefix, ...]:
+    size = measured.trace.block_size
+
+    def text_of(node: PrefixNode) -> str:
+        if encoder is None or node.sample >= len(corpus.requests):
+            first = int(measured.trace.block_ids[measured.trace.offsets[node.sample] + node.start])
+            return f"blocks {node.start} to {node.end - 1} (first id {first & (2**64 - 1):016x})"
+        tokens = encoder.encode([corpus.requests[node.sample]])[0][node.start * size : node.end * size]
+        return encoder.tokenizer.decode(tokens[:SHOWN_PREFIX_CHARS])[:SHOWN_PREFIX_CHARS]
+
+    def shared(node: PrefixNode) -> SharedPrefix:
+        return SharedPrefix(
+            node.start * size, node.end * size, node.requests, node.tokens_saved, text_of(node),
+            tuple(shared(child) for child in node.children),
+        )  # fmt: skip
+
+    return tuple(shared(node) for node in prefix_tree(measured.trace))

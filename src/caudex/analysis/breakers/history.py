@@ -1,0 +1,338 @@
+"""Conversations that do not grow at their end: turns dropped, summarised or written over after they were sent.
+
+A thread is a conversation whose requests each repeat what the one before had and add to it. Where a request repeats it
+with a change, and what follows the change is the same again, everything after the change is computed anew for nothing.
+(A request that goes another way from some turn on and never comes back is a branch, and no breaker.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from typing import Any
+
+import msgspec
+
+from caudex.analysis.align import differences, similarity
+from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
+from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
+from caudex.analysis.breakers.values import ValueUse, classify
+from caudex.analysis.corpus import head_length, text_of
+from caudex.trace.request import Message, Request
+
+MAX_THREADS = 8
+_REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)\s*", re.DOTALL)
+_SUMMARY_WORDS = re.compile(r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE)
+
+_CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
+
+HISTORY_TITLES = {
+    "history_truncated": "The oldest turns are dropped from the history",
+    "history_summarized": "Old turns are replaced by a summary",
+    "history_rewritten": "Turns are rewritten after they were sent",
+    "history_inserted": "Messages come and go inside the history",
+    "reasoning_stripped": "Reasoning is stripped from earlier turns",
+    "output_rewritten": "Model output is written back differently",
+    "tool_results_cleared": "Old tool results are shortened or cleared",
+    **TITLES,
+}
+HISTORY_MENDS = {
+    "history_truncated": "Keep the whole history, or drop turns rarely and many at a time: each drop costs the whole prompt once",
+    "history_summarized": "Summarise rarely and in large steps, or append the summary and keep what came before it",
+    "history_rewritten": "Send earlier turns back exactly as they were first sent; correct by appending, not by editing",
+    "history_inserted": "Append reminders and retrieved context at the end and leave them there, or keep them in the last message only",
+    "reasoning_stripped": "Leave reasoning out of every turn that is sent back, or keep it in all of them while a conversation lasts",
+    "output_rewritten": "Send the model's output back byte for byte: do not parse and re-serialise it, do not trim it",
+    "tool_results_cleared": "Clear old tool results rarely and many at a time, or keep them",
+    "whitespace_drift": "Send earlier turns back with the same blanks and line ends as the first time",
+    **MENDS,
+}
+_Key = int
+
+
+@dataclass(slots=True)
+class _Change:
+    """One request's departure from the thread so far: messages `old` of the request before became `new`."""
+
+    kind: str
+    request: int
+    previous: int
+    at: int
+    old: list[Message]
+    new: list[Message]
+
+
+@dataclass(slots=True)
+class _Thread:
+    """What a conversation's latest request sent, and what an append-only client would have sent in its place.
+
+    `groups[i]` are the messages that stand for `sent[i]` in the mended history, turns that were dropped before it
+    included.
+    """
+
+    request: int
+    sent: list[Message]
+    groups: list[list[Message]]
+
+
+@dataclass(slots=True)
+class _Rebuilt:
+    requests: list[Request] = field(default_factory=list)
+    changes: list[_Change] = field(default_factory=list)
+
+
+def find_history_breakers(requests: list[Request]) -> Iterator[Candidate]:
+    if not any(request.messages for request in requests):
+        return
+    changes: dict[str, list[_Change]] = defaultdict(list)
+    for change in rebuild(requests, frozenset()).changes:
+        changes[change.kind].append(change)
+    for kind, found in changes.items():
+        yield _candidate(kind, found, requests)
+
+
+def _candidate(kind: str, changes: list[_Change], requests: list[Request]) -> Candidate:
+    change = changes[0]
+    old, new = _shown(change)
+    role = str((change.old or change.new)[0].get("role"))
+    kinds = frozenset({kind})
+    rewrite: Rewrite = lambda log: rebuild(log, kinds).requests  # noqa: E731
+    if kind == "reasoning_stripped":
+        rewrite = lambda log: [_strip_reasoning(request) for request in log]  # noqa: E731
+    where = f"message {change.at} ({role})"
+    return Candidate(
+        kind=kind,
+        title=HISTORY_TITLES.get(kind, "Turns are rewritten after they were sent"),
+        place=Place(f"{where}, character {old[0]}", change.at, role, None, old[0]),
+        examples=(
+            Example(requests[change.previous].line, old[1], old[2]),
+            Example(requests[change.request].line, new[1], new[2]),
+        ),
+        mend=HISTORY_MENDS.get(kind, HISTORY_MENDS["history_rewritten"]).format(where=f"history ({where})"),
+        rewrite=rewrite,
+        pair=(change.previous, change.request),
+        details={"changes": len(changes), "sessions": len({requests[c.request].session for c in changes})},
+    )
+
+
+def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
+    """(character, value, text before) on either side of a change."""
+    a = _whole_text(change.old[0]) if change.old else ""
+    b = _whole_text(change.new[0]) if change.new else ""
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if not change.new and change.old:
+        return (0, a[:160], f"{len(change.old)} messages, from: "), (0, "", "dropped")
+    if len(change.old) != len(change.new):
+        at = 0
+    return (at, a[at : at + 160], a[max(0, at - 48) : at]), (at, b[at : at + 160], b[max(0, at - 48) : at])
+
+
+def _whole_text(message: Message) -> str:
+    rest = {key: value for key, value in message.items() if key in {"tool_calls", "reasoning_content"}}
+    return text_of(message) + (msgspec.json.encode(rest).decode() if rest else "")
+
+
+def rebuild(requests: list[Request], mended_kinds: frozenset[str]) -> _Rebuilt:
+    """Follows every conversation, notes where it departs from what it sent before, and undoes the departures of
+    `mended_kinds`, so that those histories only ever grow."""
+    threads: dict[str, list[_Thread]] = defaultdict(list)
+    rebuilt = _Rebuilt()
+    for index, request in enumerate(requests):
+        if not request.messages or request.session is None:
+            rebuilt.requests.append(request)
+            continue
+        head = head_length(request.messages)
+        turns = request.messages[head:]
+        known = threads[request.session]
+        thread = _best_thread(known, turns)
+        if thread is None:
+            thread = _Thread(index, turns, [[turn] for turn in turns])
+            known.append(thread)
+            del known[:-MAX_THREADS]
+        else:
+            groups, changes = _follow(thread, turns, index, head, mended_kinds)
+            rebuilt.changes.extend(changes)
+            known.remove(thread)
+            known.append(_Thread(index, turns, groups))
+            thread = known[-1]
+        mended = [turn for group in thread.groups for turn in group]
+        same = len(mended) == len(turns) and all(a is b for a, b in zip(mended, turns, strict=True))
+        rebuilt.requests.append(request if same else replace(request, messages=[*request.messages[:head], *mended]))
+    return rebuilt
+
+
+def _best_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None:
+    """The thread that shares most turns with these; the latest of equals; None where none shares any."""
+    keys = {_key(turn) for turn in turns}
+    best, most = None, 0
+    for thread in threads:
+        shared = sum(_key(turn) in keys for turn in thread.sent)
+        if shared and shared >= most:
+            best, most = thread, shared
+    return best or _similar_thread(threads, turns)
+
+
+def _similar_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None:
+    """A thread whose only turn so far was sent again with a small change."""
+    for thread in reversed(threads):
+        if thread.sent and turns and _alike(thread.sent[0], turns[0]):
+            return thread
+    return None
+
+
+def _key(message: Message) -> _Key:
+    return id(message)
+
+
+def _follow(
+    thread: _Thread, turns: list[Message], index: int, head: int, mended: frozenset[str]
+) -> tuple[list[list[Message]], list[_Change]]:
+    """Aligns a request with its thread.
+
+        sent:   | equal | replaced or dropped | equal |
+        turns:  | equal | what stands there   | equal | new turns
+                                               ^ what comes after a change must be the same again for it to count
+    """
+    sent = thread.sent
+    count = len(sent)
+    if len(turns) >= count and all(a is b for a, b in zip(sent, turns, strict=False)):
+        return [*thread.groups, *([turn] for turn in turns[count:])], []
+    matcher = SequenceMatcher(None, [_key(t) for t in sent], [_key(t) for t in turns], autojunk=False)
+    opcodes = [list(opcode) for opcode in matcher.get_opcodes()]
+    _split_last(opcodes, sent, turns)
+    last_equal = max((number for number, opcode in enumerate(opcodes) if opcode[0] in {"equal", "edit"}), default=-1)
+    groups: list[list[Message]] = []
+    changes: list[_Change] = []
+    pending: list[Message] = []
+    for number, (tag, i1, i2, j1, j2) in enumerate(opcodes):
+        if tag == "equal":
+            groups.extend(thread.groups[i1:i2])
+        elif number > last_equal:
+            groups.extend([turn] for turn in turns[j1:j2])
+            continue
+        elif (tag in {"replace", "edit"}) and i2 - i1 == j2 - j1:
+            for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
+                change = _Change(_edit_kind(sent[i], turns[j]), index, thread.request, head + i, [sent[i]], [turns[j]])
+                changes.append(change)
+                groups.append(thread.groups[i] if change.kind in mended else [turns[j]])
+        else:
+            change = _Change(_gap_kind(sent[i1:i2], turns[j1:j2]), index, thread.request, head + i1, sent[i1:i2], turns[j1:j2])
+            changes.append(change)
+            if change.kind in mended:
+                pending.extend(turn for group in thread.groups[i1:i2] for turn in group)
+                groups.extend([] for _ in range(j1, j2))
+            else:
+                groups.extend([turn] for turn in turns[j1:j2])
+        if pending and tag == "equal":
+            at = len(groups) - (i2 - i1)
+            groups[at] = [*pending, *groups[at]]
+            pending = []
+    return groups, changes
+
+
+def _split_last(opcodes: list[list[Any]], sent: list[Message], turns: list[Message]) -> None:
+    """The last turn sent may come back edited, with new turns after it: an edit, if the two are alike."""
+    if not opcodes or opcodes[-1][0] != "replace":
+        return
+    _, i1, i2, j1, j2 = opcodes[-1]
+    pairs = 0
+    while i1 + pairs < i2 and j1 + pairs < j2 and _alike(sent[i1 + pairs], turns[j1 + pairs]):
+        pairs += 1
+    if pairs and i1 + pairs == i2:
+        opcodes[-1] = ["edit", i1, i2, j1, j1 + pairs]
+        if j1 + pairs < j2:
+            opcodes.append(["insert", i2, i2, j1 + pairs, j2])
+
+
+def _alike(a: Message, b: Message) -> bool:
+    if a.get("role") != b.get("role"):
+        return False
+    text_a, text_b = _whole_text(a), _whole_text(b)
+    shorter, longer = sorted((text_a, text_b), key=len)
+    if len(shorter) >= 16 and shorter in longer:
+        return True
+    return len(shorter) >= 0.5 * len(longer) and similarity(text_a, text_b, differences(text_a, text_b)) >= 0.6
+
+
+def _gap_kind(old: list[Message], new: list[Message]) -> str:
+    if not new:
+        return "history_truncated"
+    if not old:
+        return "history_inserted"
+    if len(new) < len(old) or any(_SUMMARY_WORDS.search(text_of(message)) for message in new):
+        return "history_summarized"
+    return "history_rewritten"
+
+
+def _edit_kind(old: Message, new: Message) -> str:
+    """What an edit of one message is. The text says most; what it cannot say is a rewrite."""
+    before, after = _whole_text(old), _whole_text(new)
+    if _has_reasoning(old) != _has_reasoning(new) and _without_reasoning(old) == _without_reasoning(new):
+        return "reasoning_stripped"
+    if _same_json(old, new):
+        return "output_rewritten"
+    if normal_form(before) == normal_form(after):
+        return "output_rewritten" if old.get("role") == "assistant" else "whitespace_drift"
+    if old.get("role") == "tool" and (len(after) < len(before) or _CLEARED_WORDS.search(after)):
+        return "tool_results_cleared"
+    if _SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before):
+        return "history_summarized"
+    return _value_kind(before, after) or "history_rewritten"
+
+
+def _has_reasoning(message: Message) -> bool:
+    return bool(message.get("reasoning_content")) or _REASONING.search(text_of(message)) is not None
+
+
+def _strip_reasoning(request: Request) -> Request:
+    if not any(_has_reasoning(message) for message in request.messages or ()):
+        return request
+    stripped = []
+    for message in request.messages or ():
+        if _has_reasoning(message):
+            message = {**message, "content": _REASONING.sub("", text_of(message))}
+            message.pop("reasoning_content", None)
+        stripped.append(message)
+    return replace(request, messages=stripped)
+
+
+def _without_reasoning(message: Message) -> tuple[str, bytes]:
+    calls = msgspec.json.encode(message.get("tool_calls") or ())
+    return " ".join(_REASONING.sub("", text_of(message)).split()), calls
+
+
+def _same_json(old: Message, new: Message) -> bool:
+    """Whether two messages have the same calls (arguments compared as JSON, call ids aside) and the same text."""
+    if normal_form(text_of(old)) != normal_form(text_of(new)) or not (old.get("tool_calls") and new.get("tool_calls")):
+        return False
+    return [_call_value(call) for call in old["tool_calls"]] == [_call_value(call) for call in new["tool_calls"]]
+
+
+def _call_value(call: dict[str, Any]) -> Any:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            arguments = arguments.strip()
+    return function.get("name"), arguments
+
+
+def _value_kind(before: str, after: str) -> str | None:
+    """`clock`, `request_id` and so on, where two texts differ in one short value of that kind."""
+    spans = differences(before, after)
+    if not spans or sum(s.a_end - s.a_start + s.b_end - s.b_start for s in spans) > 160:
+        return None
+    start, end_a, end_b = spans[0].a_start, spans[-1].a_end, spans[-1].b_end
+    left = re.search(r"[\w:.\-/+]*$", before[:start])
+    grow = len(left[0]) if left else 0
+    right = re.match(r"[\w:.\-/+]*", before[end_a:])
+    more = len(right[0]) if right else 0
+    values = [before[start - grow : end_a + more], after[spans[0].b_start - grow : end_b + more]]
+    uses = [ValueUse(value, None, None, None) for value in values]
+    kind = classify(uses, before[max(0, start - grow - 60) : start - grow], before[end_a + more : end_a + more + 20]).kind
+    return kind if kind in {"clock", "request_id"} else None

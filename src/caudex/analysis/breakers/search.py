@@ -1,0 +1,160 @@
+"""From suspicions to findings: replay the log with each mend, keep what pays, in order of cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from caudex.analysis.breakers.candidate import Candidate, Place
+from caudex.analysis.breakers.history import find_history_breakers
+from caudex.analysis.breakers.passages import find_reordered
+from caudex.analysis.breakers.slots import find_slots
+from caudex.analysis.breakers.splits import find_splits
+from caudex.analysis.breakers.tools import find_tool_breakers
+from caudex.analysis.replay import Replay, replay
+from caudex.trace.encode import PromptEncoder
+from caudex.trace.request import Request
+
+SEARCH_REQUESTS = 600
+"""Mends are compared on this many requests from the front; those that pay are then replayed on the whole log."""
+
+MAX_FINDINGS = 8
+MAX_CANDIDATES = 24
+_DETECTORS = (find_slots, find_tool_breakers, find_history_breakers, find_reordered, find_splits)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A breaker with its cost. Rates are shares of prompt tokens served by an infinite cache.
+
+    `hit_rate_if_mended` mends this one alone; `hit_rate_if_all_mended` mends it and all that cost more, which is what
+    counts for a breaker hidden behind another. `requests` are those that would compute less, `tokens_lost` how much
+    less in all.
+    """
+
+    candidate: Candidate
+    place: Place
+    requests: int
+    tokens_lost: int
+    hit_rate_if_mended: float
+    hit_rate_if_all_mended: float
+
+
+def find_breakers(
+    requests: list[Request],
+    encoder: PromptEncoder,
+    block_size: int,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Finding]:
+    """All breakers of a log, the costliest first; empty for a clean one. Cost: a replay of the log for each mend.
+
+    Greedy: of all suspected breakers mend the one that pays most, then look at what the others would still bring on
+    top. So two views of one defect are reported once, and a defect hidden behind another is found.
+    """
+    sample = requests[:SEARCH_REQUESTS]
+    candidates = list(_candidates(sample))
+    if not candidates:
+        return []
+    chosen = _greedy(sample, candidates, encoder, block_size, progress)
+    if not chosen:
+        return []
+    progress("replaying the mended log")
+    base = replay(requests, encoder, block_size)
+    findings: list[Finding] = []
+    mended = requests
+    before = base
+    for candidate in chosen:
+        alone = replay(candidate.rewrite(requests), encoder, block_size)
+        mended = candidate.rewrite(mended)
+        together = alone if not findings else replay(mended, encoder, block_size)
+        findings.append(_finding(candidate, requests, base, alone, before, together, encoder))
+        before = together
+    return sorted(findings, key=lambda finding: -finding.tokens_lost)
+
+
+def _candidates(requests: list[Request]) -> Iterator[Candidate]:
+    for detector in _DETECTORS:
+        yield from detector(requests)
+
+
+def _greedy(
+    requests: list[Request],
+    candidates: list[Candidate],
+    encoder: PromptEncoder,
+    block_size: int,
+    progress: Callable[[str], None],
+) -> list[Candidate]:
+    left = candidates[:MAX_CANDIDATES]
+    chosen: list[Candidate] = []
+    rate = replay(requests, encoder, block_size).hit_rate
+    while left and len(chosen) < MAX_FINDINGS:
+        progress(f"trying {len(left)} mends")
+        rates = [replay(candidate.rewrite(requests), encoder, block_size).hit_rate for candidate in left]
+        best = int(np.argmax(rates))
+        if rates[best] - rate < left[best].min_gain:
+            best = _key_to_a_lock(requests, left, rate, encoder, block_size)
+            if best < 0:
+                break
+        candidate = left.pop(best)
+        chosen.append(candidate)
+        requests = candidate.rewrite(requests)
+        rate = rates[best] if rates[best] > rate else replay(requests, encoder, block_size).hit_rate
+        if not left or _rate_with_all(requests, left, encoder, block_size) - rate < min(c.min_gain for c in left):
+            break
+    return chosen
+
+
+def _rate_with_all(requests: list[Request], candidates: list[Candidate], encoder: PromptEncoder, block_size: int) -> float:
+    for candidate in candidates:
+        requests = candidate.rewrite(requests)
+    return replay(requests, encoder, block_size).hit_rate
+
+
+def _key_to_a_lock(
+    requests: list[Request], candidates: list[Candidate], rate: float, encoder: PromptEncoder, block_size: int
+) -> int:
+    """Two breakers one behind the other may each hide what the other costs: mending either alone brings nothing, both
+    bring much. The one without which all mends together bring least; -1 if all together bring nothing."""
+    if len(candidates) < 2:
+        return -1
+
+    everything = _rate_with_all(requests, candidates, encoder, block_size)
+    if everything - rate < max(candidate.min_gain for candidate in candidates):
+        return -1
+    others = [candidates[:number] + candidates[number + 1 :] for number in range(len(candidates))]
+    losses = [everything - _rate_with_all(requests, left, encoder, block_size) for left in others]
+    worst = int(np.argmax(losses))
+    return worst if losses[worst] >= candidates[worst].min_gain else -1
+
+
+def _finding(
+    candidate: Candidate,
+    requests: list[Request],
+    base: Replay,
+    alone: Replay,
+    before: Replay,
+    together: Replay,
+    encoder: PromptEncoder,
+) -> Finding:
+    saved = np.maximum(before.computed - together.computed, 0)
+    return Finding(
+        candidate=candidate,
+        place=replace(candidate.place, token=_token_offset(candidate, requests, encoder)),
+        requests=int((saved > 0).sum()),
+        tokens_lost=int(saved.sum()),
+        hit_rate_if_mended=alone.hit_rate,
+        hit_rate_if_all_mended=together.hit_rate,
+    )
+
+
+def _token_offset(candidate: Candidate, requests: list[Request], encoder: PromptEncoder) -> int | None:
+    """The first token in which the candidate's pair of requests differ."""
+    if candidate.pair is None:
+        return None
+    a, b = encoder.encode([requests[index] for index in candidate.pair])
+    shared = min(len(a), len(b))
+    different = np.flatnonzero(a[:shared] != b[:shared])
+    return int(different[0]) if len(different) else shared

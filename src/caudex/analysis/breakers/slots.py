@@ -1,0 +1,347 @@
+"""Values that change inside text that was meant to be the same: clocks, ids, names, versions, drifting whitespace.
+
+Looks at the operator's text (system messages, tool declarations) and, for what is behind the first varying value there,
+at the opening of conversations. Text that is equal but for a few places is one family; its template tells the places.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
+from caudex.analysis.breakers.tools import canonical_tool
+from caudex.analysis.breakers.values import ValueKind, ValueUse, classify
+from caudex.analysis.corpus import head_length, text_of, tool_name
+from caudex.analysis.family import Family, recover_families
+from caudex.trace.request import Message, Request
+
+MAX_VERSIONS = 12
+MIN_REQUESTS_A_VERSION = 3
+MIN_FIXED_CHARS_BEHIND = 200
+CONTEXT_CHARS = 48
+
+TITLES = {
+    "clock": "A clock in the prompt",
+    "request_id": "A request id or random value in the prompt",
+    "request_counter": "A request counter in the prompt",
+    "session_id": "A session's id in front of shared text",
+    "user_name": "A user's name in front of shared text",
+    "tenant_name": "A tenant's name in front of shared text",
+    "varying_value": "Requests diverge at one place",
+    "system_prompt_versions": "Several versions of one prompt",
+    "whitespace_drift": "Whitespace or formatting drifts",
+}
+MENDS = {
+    "clock": "Take the clock out of the {where}: give the time in the last message, or from a tool when it is asked for",
+    "request_id": "Take the id out of the {where}: the model has no use for it; send it as a header or as metadata",
+    "request_counter": "Take the counter out of the {where}; send it as a header or as metadata",
+    "session_id": "Move the session's id out of the {where}: into the first user message, or out of the prompt",
+    "user_name": "Move what names the user behind the shared text: into the first user message",
+    "tenant_name": "Move what names the tenant behind the shared text: into the first user message",
+    "varying_value": "Move what varies behind what does not: into the last message, or the first user message",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A position in requests whose texts are compared: message `index` (from the front) or the tool called `tool`."""
+
+    index: int | None
+    tool: str | None
+    role: str | None
+
+    @property
+    def description(self) -> str:
+        if self.tool is not None:
+            return f"declaration of tool {self.tool!r}"
+        if self.role is None:
+            return "prompt"
+        return f"{self.role} message" + (f" {self.index}" if self.index else "")
+
+    @property
+    def is_operators(self) -> bool:
+        return self.tool is not None or self.role == "system"
+
+    def text(self, request: Request) -> str | None:
+        if self.tool is not None:
+            return next((_json(canonical_tool(tool)) for tool in request.tools or () if tool_name(tool) == self.tool), None)
+        if self.role is None:
+            return request.text
+        messages = request.messages or []
+        if self.index is None or self.index >= len(messages) or messages[self.index].get("role") != self.role:
+            return None
+        return text_of(messages[self.index])
+
+    def with_text(self, request: Request, text: str) -> Request:
+        if self.tool is not None:
+            tools = [_parsed(text, tool) if tool_name(tool) == self.tool else tool for tool in request.tools or ()]
+            return replace(request, tools=tools)
+        if self.role is None:
+            return replace(request, text=text)
+        messages = list(request.messages or ())
+        assert self.index is not None
+        messages[self.index] = {**messages[self.index], "content": text}
+        return replace(request, messages=messages)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _parsed(text: str, fallback: Any) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return fallback
+
+
+def find_slots(requests: list[Request]) -> Iterator[Candidate]:
+    for site in sites_of(requests):
+        texts = texts_at(site, requests)
+        if len(set(texts.values())) < 2:
+            continue
+        drift = _whitespace_drift(site, texts, requests)
+        if drift is not None:
+            yield drift
+        for family in recover_families(Counter(texts.values())):
+            yield from _family_candidates(site, family, texts, requests)
+
+
+def sites_of(requests: list[Request]) -> list[Site]:
+    sites: dict[Site, None] = {}
+    for request in requests:
+        if request.messages is None:
+            sites[Site(None, None, None)] = None
+            continue
+        head = head_length(request.messages)
+        for index in range(min(head, 4)):
+            sites[Site(index, None, "system")] = None
+        if head < len(request.messages):
+            sites[Site(head, None, str(request.messages[head].get("role")))] = None
+        for tool in request.tools or ():
+            sites[Site(None, tool_name(tool), None)] = None
+    return [site for site in sites if site.is_operators or site.role in {"user", None}]
+
+
+def texts_at(site: Site, requests: list[Request]) -> dict[int, str]:
+    """The text at a site for each request (by index); of a conversation's own words, only as its first request had them."""
+    texts: dict[int, str] = {}
+    known: set[str] = set()
+    for index, request in enumerate(requests):
+        if not site.is_operators and request.session is not None:
+            if request.session in known:
+                continue
+            known.add(request.session)
+        text = site.text(request)
+        if text is not None:
+            texts[index] = text
+    return texts
+
+
+def normal_form(text: str) -> str:
+    """A text without what carries no meaning: runs and kinds of whitespace, Unicode forms, list markers, case."""
+    lines = (" ".join(unicodedata.normalize("NFKC", line).casefold().split()) for line in text.splitlines())
+    return " ".join(line.lstrip("-*• ").strip() for line in lines if line)
+
+
+def _whitespace_drift(site: Site, texts: dict[int, str], requests: list[Request]) -> Candidate | None:
+    groups: dict[str, Counter[str]] = defaultdict(Counter)
+    for text in texts.values():
+        groups[normal_form(text)][text] += 1
+    canonical = {text: group.most_common(1)[0][0] for group in groups.values() if len(group) > 1 for text in group}
+    if not canonical or not site.is_operators:
+        return None
+    form, variants = max(groups.items(), key=lambda item: len(item[1]))
+    shown = [text for text, _ in variants.most_common(2)]
+    lines = [next(i for i, text in texts.items() if text == variant) for variant in shown]
+    char = _first_difference(shown[0], shown[1])
+    return Candidate(
+        kind="whitespace_drift",
+        title=TITLES["whitespace_drift"],
+        place=Place(f"{site.description}, character {char}", site.index, site.role, site.tool, char),
+        examples=tuple(
+            Example(requests[i].line, repr(text[char : char + 16]), text[max(0, char - CONTEXT_CHARS) : char])
+            for i, text in zip(lines, shown, strict=True)
+        ),
+        mend=f"Render the {site.description} one way: the same line ends, blanks and list markers in every request",
+        rewrite=_rewrite_texts(site, canonical),
+        pair=(lines[0], lines[1]),
+        rule={"rule": "normalize_whitespace", "site": site.description},
+        details={"variants": len(variants), "normal_form_chars": len(form)},
+    )
+
+
+def _rewrite_texts(site: Site, canonical: dict[str, str]) -> Rewrite:
+    def rewrite(requests: list[Request]) -> list[Request]:
+        mended = []
+        for request in requests:
+            text = site.text(request)
+            target = None if text is None else canonical.get(text)
+            mended.append(request if target is None or target == text else site.with_text(request, target))
+        return mended
+
+    return rewrite
+
+
+def _family_candidates(
+    site: Site, family: Family, texts: dict[int, str], requests: list[Request]
+) -> Iterator[Candidate]:
+    template = family.template
+    rows = [(index, text, values) for index, text in texts.items() if (values := template.values(text)) is not None]
+    unknown: list[int] = []
+    known: dict[str, tuple[ValueKind, list[int]]] = {}
+    for slot in range(template.num_slots):
+        uses = [ValueUse(v[slot], requests[i].session, requests[i].tenant, requests[i].timestamp) for i, _, v in rows]
+        if len({use.value for use in uses}) < 2:
+            continue
+        behind = sum(map(len, template.literals[slot + 1 :]))
+        if not site.is_operators and behind < MIN_FIXED_CHARS_BEHIND:
+            continue
+        kind = classify(uses, template.literals[slot], template.literals[slot + 1])
+        if kind.kind == "varying_value":
+            unknown.append(slot)
+        else:
+            known.setdefault(kind.kind, (kind, []))[1].append(slot)
+    for kind, slots in known.values():
+        yield _slot_candidate(site, family, slots, kind, rows, requests)
+    if not unknown:
+        return
+    counts = Counter(text for _, text, _ in rows)
+    common = [text for text, count in counts.items() if count >= MIN_REQUESTS_A_VERSION]
+    if site.is_operators and len(counts) <= MAX_VERSIONS and len(common) >= 2:
+        yield _versions_candidate(site, family, unknown, rows, requests)
+    else:
+        yield _slot_candidate(site, family, unknown, ValueKind("varying_value", False), rows, requests)
+
+
+def _slot_candidate(
+    site: Site,
+    family: Family,
+    slots: list[int],
+    kind: ValueKind,
+    rows: list[tuple[int, str, list[str]]],
+    requests: list[Request],
+) -> Candidate:
+    template, slot = family.template, slots[0]
+    first, second = _two_values(rows, slot)
+    char = _offset_of_slot(family, first[2], slot)
+    distinct = len({values[slot] for _, _, values in rows})
+    title = TITLES[kind.kind]
+    details: dict[str, Any] = {"distinct_values": distinct, "requests": len(rows), "kept_by_session": kind.per_session}
+    if kind.period is not None:
+        details["period"] = kind.period
+        title += f", ticking every {kind.period}" if kind.period != "unknown" else ""
+    mend = MENDS[kind.kind].format(where=site.description)
+    if not site.is_operators:
+        mend = "Put the fixed text of the prompt's template first and what varies behind it"
+    return Candidate(
+        kind=kind.kind,
+        title=title,
+        place=Place(f"{site.description}, character {char}", site.index, site.role, site.tool, char),
+        examples=tuple(_example(template.literals, slot, values, requests[i].line) for i, _, values in (first, second)),
+        mend=mend,
+        rewrite=move_slots(site, family, slots, kind),
+        pair=(first[0], second[0]),
+        rule=_slot_rule(site, family, slot, kind),
+        details=details,
+        min_gain=0.003 if kind.kind != "varying_value" else 0.01,
+    )
+
+
+def _two_values(rows: list[tuple[int, str, list[str]]], slot: int) -> tuple[Any, Any]:
+    first = rows[0]
+    return first, next(row for row in rows if row[2][slot] != first[2][slot])
+
+
+def _offset_of_slot(family: Family, values: list[str], slot: int) -> int:
+    return family.template.slot_start(slot) + sum(map(len, values[:slot]))
+
+
+def _example(literals: tuple[str, ...], slot: int, values: list[str], line: int) -> Example:
+    return Example(line, values[slot].strip().rstrip(".,;")[:200], literals[slot][-CONTEXT_CHARS:], literals[slot + 1][:CONTEXT_CHARS])
+
+
+def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[str, Any] | None:
+    if not site.is_operators or kind.kind == "varying_value":
+        return None
+    return {
+        "rule": "move_slot",
+        "site": site.description,
+        "after": family.template.literals[slot][-CONTEXT_CHARS:],
+        "before": family.template.literals[slot + 1][:CONTEXT_CHARS],
+        "to": "metadata" if kind.kind.startswith("request_") else "first user message" if kind.per_session else "last message",
+    }
+
+
+def move_slots(site: Site, family: Family, slots: list[int], kind: ValueKind) -> Rewrite:
+    """Leaves a constant mark where the values were. An id goes out of the prompt; other values go behind the shared
+    part: where a conversation keeps its value, to the start of its first user message; else to the end of the prompt.
+    In text that is not the operator's, values go to the end of the same text."""
+    marked = set(slots)
+    dropped = kind.kind in {"request_id", "request_counter"}
+
+    def mend(request: Request) -> Request:
+        text = site.text(request)
+        values = None if text is None else family.template.values(text)
+        if values is None:
+            return request
+        kept = ["…" if slot in marked else value for slot, value in enumerate(values)]
+        moved = " ".join(values[slot].strip() for slot in slots)
+        if not site.is_operators:
+            return site.with_text(request, f"{family.template.fill(kept)}\n{moved}")
+        mended = site.with_text(request, family.template.fill(kept))
+        return mended if dropped else _append_value(mended, moved, kind.per_session)
+
+    return lambda requests: [mend(request) for request in requests]
+
+
+def _append_value(request: Request, value: str, to_first_user: bool) -> Request:
+    messages: list[Message] = list(request.messages or ())
+    at = len(messages) - 1
+    if to_first_user:
+        at = next((i for i, message in enumerate(messages) if message.get("role") == "user"), at)
+    message = messages[at]
+    text = f"{value}\n{text_of(message)}" if to_first_user else f"{text_of(message)}\n{value}"
+    messages[at] = {**message, "content": text}
+    return replace(request, messages=messages)
+
+
+def _versions_candidate(
+    site: Site, family: Family, slots: list[int], rows: list[tuple[int, str, list[str]]], requests: list[Request]
+) -> Candidate:
+    """Few texts, each used often: releases of a prompt, or the arms of a test. Mended by one text for all."""
+    counts = Counter(text for _, text, _ in rows)
+    main, other = (text for text, _ in counts.most_common(2))
+    first = next(row for row in rows if row[1] == main)
+    second = next(row for row in rows if row[1] == other)
+    slot = next((s for s in slots if first[2][s] != second[2][s]), slots[0])
+    char = _offset_of_slot(family, first[2], slot)
+    changes = sum(a[1] != b[1] for a, b in zip(rows, rows[1:], strict=False))
+    rollout = changes < 2 * len(counts)
+    return Candidate(
+        kind="system_prompt_versions",
+        title=f"{len(counts)} versions of the {site.description} " + ("one after another" if rollout else "side by side (an A/B test?)"),
+        place=Place(f"{site.description}, character {char}", site.index, site.role, site.tool, char),
+        examples=tuple(
+            Example(requests[i].line, values[slot][:200], family.template.literals[slot][-CONTEXT_CHARS:],
+                    family.template.literals[slot + 1][:CONTEXT_CHARS])
+            for i, _, values in (first, second)
+        ),  # fmt: skip
+        mend=(
+            "Put what differs between versions at the end of the text, keep a conversation on one version, and send "
+            "each arm of a test to replicas of its own"
+        ),
+        rewrite=_rewrite_texts(site, dict.fromkeys(counts, main)),
+        pair=(first[0], second[0]),
+        details={"versions": len(counts), "changes": changes, "requests_by_version": list(counts.values())},
+    )
+
+
+def _first_difference(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,165 @@
+"""What kind of value a slot holds: a clock, an id, a name, or none that is known."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from caudex.trace.bodies import parse_time
+
+_MONTHS = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_TIME_OF_DAY = re.compile(r"\b\d{1,2}:\d{2}(?::(\d{2}))?(?:[.,]\d+)?\s*(?:[ap]\.?m\.?)?", re.IGNORECASE)
+_ISO_DATE = re.compile(r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b")
+_WORD_DATE = re.compile(rf"\b{_MONTHS}\.? \d{{1,2}}\b|\b\d{{1,2}} {_MONTHS}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\b.{{0,4}}{_MONTHS}", re.IGNORECASE)
+_WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b", re.IGNORECASE)
+_EPOCH = re.compile(r"\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b")
+_UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_HEX = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", re.IGNORECASE)
+_MIXED_ID = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{6,}\b")
+_BIG_NUMBER = re.compile(r"\b\d{4,}\b")
+_PROPER_NAME = re.compile(r"[A-Z][\w.&'-]{2,}(?: [A-Z][\w.&'-]*)*[.,;]?")
+_CLOCK_WORDS = re.compile(r"\b(time|date|today|now|clock|timestamp|hour|day)\b", re.IGNORECASE)
+_ID_WORDS = re.compile(r"\b(request|trace|nonce|correlation|span|run|call|message|random|seed|uuid|id)\b", re.IGNORECASE)
+_SESSION_WORDS = re.compile(r"\b(session|conversation|chat|thread|ticket|case)\b", re.IGNORECASE)
+_TENANT_WORDS = re.compile(r"\b(tenant|company|organi[sz]ation|org|account|workspace|team|client|brand)\b", re.IGNORECASE)
+_USER_WORDS = re.compile(r"\b(user|customer|name|helping|assisting|dear|hello|hi|talking|speaking|person|member|patient)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueUse:
+    """One request's value in a slot, and whose request it is."""
+
+    value: str
+    session: str | None
+    tenant: str | None
+    timestamp: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """`kind` is a breaker's kind; `per_session` says that a conversation keeps its value; `period` is for clocks."""
+
+    kind: str
+    per_session: bool
+    period: str | None = None
+
+
+def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
+    """The kind of value, from what the values look like, whom they go with, and the words around them."""
+    values = [use.value.strip() for use in uses]
+    distinct = set(values)
+    per_session = _kept_by_session(uses)
+    if share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct):
+        return ValueKind("clock", per_session, _period(uses, before))
+    if _CLOCK_WORDS.search(before[-40:]) and _is_rising(uses) and share(lambda v: bool(re.search(r"\d", v)), distinct) >= 0.8:
+        return ValueKind("clock", per_session, _period(uses, before))
+    names = f"{before[-60:]} {after[:20]}"
+    if per_session:
+        return ValueKind(_owner_kind(uses, names, distinct), True)
+    if _is_random(distinct) or len(distinct) >= 0.9 * len(values) and share(_is_short_word, distinct) >= 0.9:
+        if _SESSION_WORDS.search(names):
+            return ValueKind("session_id", False)
+        return ValueKind("request_counter" if _is_counter(uses) else "request_id", False)
+    if _is_function_of_tenant(uses):
+        return ValueKind("tenant_name", False)
+    if share(_is_short_word, distinct) >= 0.9 and _USER_WORDS.search(names):
+        return ValueKind("user_name", False)
+    if share(_is_short_word, distinct) >= 0.9 and _TENANT_WORDS.search(names):
+        return ValueKind("tenant_name", False)
+    return ValueKind("varying_value", False)
+
+
+def _owner_kind(uses: list[ValueUse], names: str, distinct: set[str]) -> str:
+    if _is_function_of_tenant(uses):
+        return "user_name" if _USER_WORDS.search(names) else "tenant_name"
+    for kind, words in (("user_name", _USER_WORDS), ("tenant_name", _TENANT_WORDS), ("session_id", _SESSION_WORDS)):
+        if words.search(names):
+            return kind
+    if share(lambda value: bool(_UUID.search(value) or _HEX.search(value) or _MIXED_ID.search(value)), distinct) >= 0.8:
+        return "session_id"
+    few = len(distinct) <= max(2, 0.4 * len({use.session for use in uses}))
+    if few and share(lambda value: bool(_PROPER_NAME.fullmatch(value)), distinct) >= 0.9:
+        return "tenant_name"
+    return "user_name" if share(_is_short_word, distinct) >= 0.9 and not few else "varying_value"
+
+
+def share(test: object, values: set[str]) -> float:
+    return sum(map(test, values)) / max(len(values), 1)  # type: ignore[arg-type, call-overload]
+
+
+def _looks_like_clock(value: str) -> bool:
+    return any(pattern.search(value) for pattern in (_TIME_OF_DAY, _ISO_DATE, _WORD_DATE, _WEEKDAY)) and len(value) <= 60
+
+
+def _is_epoch(distinct: set[str]) -> bool:
+    return share(lambda value: bool(_EPOCH.search(value)), distinct) >= 0.8
+
+
+def _is_random(distinct: set[str]) -> bool:
+    def looks_random(value: str) -> bool:
+        return any(pattern.search(value) for pattern in (_UUID, _HEX, _MIXED_ID, _BIG_NUMBER)) and len(value) <= 120
+
+    return share(looks_random, distinct) >= 0.8
+
+
+def _is_short_word(value: str) -> bool:
+    return 0 < len(value) <= 48 and value.count(" ") <= 4 and "\n" not in value
+
+
+def _kept_by_session(uses: list[ValueUse]) -> bool:
+    """Whether conversations of two requests or more keep one value, and not all conversations the same."""
+    values: dict[str, set[str]] = defaultdict(set)
+    counts: dict[str, int] = defaultdict(int)
+    for use in uses:
+        if use.session is not None:
+            values[use.session].add(use.value)
+            counts[use.session] += 1
+    longer = [session for session, count in counts.items() if count >= 2]
+    if len(longer) < 2:
+        return False
+    kept = sum(len(values[session]) == 1 for session in longer)
+    return kept >= 0.9 * len(longer)
+
+
+def _is_function_of_tenant(uses: list[ValueUse]) -> bool:
+    values: dict[str, set[str]] = defaultdict(set)
+    for use in uses:
+        if use.tenant is not None:
+            values[use.tenant].add(use.value)
+    return len(values) >= 2 and all(len(found) == 1 for found in values.values()) and len({use.value for use in uses}) >= 2
+
+
+def _numbers(uses: list[ValueUse]) -> list[float]:
+    found = [re.sub(r"\D", "", use.value) for use in uses]
+    return [float(digits) for digits in found if digits and len(digits) <= 20]
+
+
+def _is_rising(uses: list[ValueUse]) -> bool:
+    numbers = _numbers(uses)
+    rises = sum(b >= a for a, b in zip(numbers, numbers[1:], strict=False))
+    return len(numbers) >= 0.8 * len(uses) and rises >= 0.95 * max(len(numbers) - 1, 1)
+
+
+def _is_counter(uses: list[ValueUse]) -> bool:
+    numbers = _numbers(uses)
+    steps = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
+    return bool(steps) and len(numbers) == len(uses) and sum(0 <= step <= 2 for step in steps) >= 0.9 * len(steps)
+
+
+def _period(uses: list[ValueUse], before: str) -> str:
+    """How often the clock ticks, from its finest part, or from how often the log saw it change."""
+    values = {use.value for use in uses}
+    if any((found := _TIME_OF_DAY.search(value)) and found[1] for value in values) or _is_epoch(values):
+        return "second"
+    minutes = {found[0][-2:] for value in values if (found := _TIME_OF_DAY.search(value))}
+    if minutes:
+        return "hour" if minutes <= {"00"} else "minute"
+    if share(_looks_like_clock, values) >= 0.8:
+        return "day"
+    moments = [parse_time(use.timestamp) for use in uses if use.timestamp is not None]
+    if len(moments) < 2 or moments[-1] is None or moments[0] is None:
+        return "unknown"
+    changes = sum(a.value != b.value for a, b in zip(uses, uses[1:], strict=False))
+    seconds = (moments[-1] - moments[0]) / max(changes, 1)
+    return "second" if seconds < 30 else "minute" if seconds < 1800 else "hour" if seconds < 43200 else "day"

@@ -1,0 +1,144 @@
+"""A family of prompts and the template behind it: fixed parts and the slots between them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from caudex.analysis.align import differences, is_glue, similarity
+
+MIN_SIMILARITY = 0.5
+MAX_SAMPLES = 48
+MAX_FAMILIES = 16
+_WORD_BEFORE = re.compile(r"[\w:.\-/+@]*$")
+_WORD_AFTER = re.compile(r"[\w:.\-/+@]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """`literals[0] slot literals[1] slot ... literals[-1]`: what every member of a family has in common, in order."""
+
+    literals: tuple[str, ...]
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.literals) - 1
+
+    @property
+    def fixed_chars(self) -> int:
+        return sum(map(len, self.literals))
+
+    def slot_start(self, slot: int) -> int:
+        """Characters of fixed text before a slot."""
+        return sum(map(len, self.literals[: slot + 1]))
+
+    def values(self, text: str) -> list[str] | None:
+        """What `text` has in each slot, or None where it is no member."""
+        if not text.startswith(self.literals[0]) or not text.endswith(self.literals[-1]):
+            return None
+        values: list[str] = []
+        position = len(self.literals[0])
+        last = len(text) - len(self.literals[-1])
+        for literal in self.literals[1:-1]:
+            found = text.find(literal, position, last)
+            if found < 0:
+                return None
+            values.append(text[position:found])
+            position = found + len(literal)
+        if position > last:
+            return None
+        values.append(text[position:last])
+        return values
+
+    def fill(self, values: list[str]) -> str:
+        parts = [self.literals[0]]
+        for value, literal in zip(values, self.literals[1:], strict=True):
+            parts += (value, literal)
+        return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A template and its members: each distinct text with how many requests carry it, most frequent first."""
+
+    template: Template
+    members: dict[str, int]
+
+
+def recover_families(texts: Counter[str]) -> list[Family]:
+    """Groups texts that are variants of one another, and gives each group of two or more its template.
+
+    Greedy: the most frequent text left is the reference, and texts at least half like it are its family. A template is
+    made from up to MAX_SAMPLES members and then tried on all of them; those it does not fit stay for the next round.
+    """
+    left = Counter(texts)
+    families: list[Family] = []
+    while len(left) > 1 and len(families) < MAX_FAMILIES:
+        reference = left.most_common(1)[0][0]
+        members = _sample_members(reference, left)
+        template = _template_of(reference, members)
+        fitting = {text: left[text] for text in left if template is not None and template.values(text) is not None}
+        if template is not None and len(fitting) > 1:
+            families.append(Family(template, dict(Counter(fitting).most_common())))
+        for text in [*fitting, reference]:
+            left.pop(text, None)
+    return families
+
+
+def _sample_members(reference: str, texts: Counter[str]) -> list[str]:
+    others = [text for text in texts if text != reference]
+    step = max(1, len(others) // (2 * MAX_SAMPLES))
+    members: list[str] = []
+    for text in others[::step]:
+        if len(members) == MAX_SAMPLES:
+            break
+        shorter, longer = sorted((len(text), len(reference)))
+        if shorter >= MIN_SIMILARITY * longer and similarity(reference, text, differences(reference, text)) >= MIN_SIMILARITY:
+            members.append(text)
+    return members
+
+
+def _template_of(reference: str, members: list[str]) -> Template | None:
+    """The parts of `reference` that no member changes, cut where any of them does."""
+    spans = sorted((s.a_start, s.a_end) for member in members for s in differences(reference, member))
+    if not spans:
+        return None
+    merged: list[list[int]] = []
+    for start, end in spans:
+        if merged and (start <= merged[-1][1] or is_glue(reference[merged[-1][1] : start])):
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    widened = [_whole_words(reference, start, end) for start, end in merged]
+    literals: list[str] = []
+    position = 0
+    for start, end in widened:
+        if literals and start <= position:
+            position = max(position, end)
+            continue
+        literals.append(reference[position:start])
+        position = max(position, end)
+    literals.append(reference[position:])
+    return Template(_without_slight_literals(literals))
+
+
+def _whole_words(text: str, start: int, end: int) -> tuple[int, int]:
+    before = _WORD_BEFORE.search(text, max(0, start - 32), start)
+    after = _WORD_AFTER.match(text, end, end + 32)
+    grows = start > 0 and end < len(text)
+    if not grows:
+        return start, end
+    return (before.start() if before else start), (after.end() if after else end)
+
+
+def _without_slight_literals(literals: list[str]) -> tuple[str, ...]:
+    """A literal of a character or two between slots fits anywhere and anchors nothing: its slots become one."""
+    kept = [literals[0]]
+    for literal in literals[1:-1]:
+        if len(literal.strip()) >= 2:
+            kept.append(literal)
+    if len(literals) > 1:
+        kept.append(literals[-1])
+    return tuple(kept)
+

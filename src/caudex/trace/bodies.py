@@ -1,0 +1,387 @@
+"""The request body inside a JSON object, however a gateway, proxy or tracer wrapped it.
+
+Gateways agree on nothing but the body itself, so the body is looked for by its shape, from the outside in: the first
+object (nested objects, JSON kept as a string and base64 included) that has messages, a prompt, token ids or block
+hashes. What stands around it (time, session, tenant) is then looked up by the names in use, nearest first.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from caudex.trace.messages import normalize_messages, normalize_tools
+from caudex.trace.request import Request
+
+MAX_DEPTH = 8
+_TOKEN_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "tokens")
+_MESSAGE_KEYS = ("messages", "gen_ai.input.messages", "llm.input_messages", "contents", "input")
+_TEXT_KEYS = ("prompt", "inputs", "input", "text", "gen_ai.prompt", "query")
+
+TIME_KEYS = (
+    "timestamp", "arrivaltime", "starttime", "starttimeunixnano", "createdat", "requestcreatedat", "requesttime",
+    "receivedat", "inferencetime", "created", "time", "ts", "datetime", "date",
+)  # fmt: skip
+SESSION_KEYS = (
+    "sessionid", "xsessionid", "genaiconversationid", "conversationid", "chatid", "threadid", "heliconesessionid",
+    "litellmsessionid", "session", "promptcachekey", "traceid",
+)  # fmt: skip
+TENANT_KEYS = (
+    "tenant", "tenantid", "user", "userid", "requestuserid", "heliconeuserid", "enduser", "customerid", "userapikeyuserid",
+    "userapikeyteamid", "organizationid", "enduserid",
+)  # fmt: skip
+MODEL_KEYS = ("model", "genairequestmodel", "llmmodelname", "modelname", "modelid", "requestmodel")
+SALT_KEYS = ("cachesalt",)
+LORA_KEYS = ("lora", "loraname", "lorapath", "lorarequest", "adapterid", "adapter", "loraid")
+REPLICA_KEYS = ("replica", "replicaid", "worker", "workerid", "workerurl", "instance", "instanceid", "pod", "podname")
+ID_KEYS = ("requestid", "id", "rid", "customid", "heliconeid", "eventid", "spanid", "litellmcallid")
+INPUT_LENGTH_KEYS = ("inputlength", "prompttokens", "inputtokens", "genaiusageinputtokens")
+OUTPUT_LENGTH_KEYS = ("outputlength", "completiontokens", "outputtokens", "genaiusageoutputtokens")
+_ASIDE = frozenset({
+    "metadata", "attributes", "usage", "properties", "requestproperties", "extrabody", "modelparameters", "optionalparams",
+    "headers", "requestheaders", "eventmetadata", "request", "info", "userinfo", "resource",
+})  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def plain_key(key: str) -> str:
+    """A key as the tables above spell it: `X-Session-ID`, `session_id` and `sessionId` are one name."""
+    return "".join(c for c in key.lower() if c.isalnum())
+
+
+def parse_object(value: Any, line: int, field: str | None = None) -> list[Request]:
+    """All requests in one JSON value of a log: none, one, or (OTLP exports, arrays) several.
+
+    Raises:
+        ValueError: it is an object, but no request was found in it, or the request is malformed.
+    """
+    if field is not None:
+        return [_at_field(value, line, field)]
+    if isinstance(value, list):
+        if value and all(isinstance(item, dict) and "role" in item for item in value):
+            return [_build([{"messages": value}], line)]
+        return [request for item in value for request in parse_object(item, line)]
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}, not an object")
+    if "resourceSpans" in value:
+        return [request for span in _otlp_spans(value) for request in _parse_span(span, line)]
+    path = find_body(value)
+    if path is None:
+        raise ValueError(f"no messages, prompt, token ids or hash_ids in it (its keys: {_some_keys(value)})")
+    return [_build(path, line)]
+
+
+def _some_keys(value: dict[str, Any]) -> str:
+    keys = list(value)
+    return ", ".join(keys[:6]) + (", ..." if len(keys) > 6 else "")
+
+
+def _at_field(value: Any, line: int, field: str) -> Request:
+    path: list[dict[str, Any]] = []
+    current = value
+    for name in field.split("."):
+        current = _decoded(current)
+        if isinstance(current, list) and name.isdigit() and int(name) < len(current):
+            current = current[int(name)]
+            continue
+        if not isinstance(current, dict) or name not in current:
+            raise ValueError(f"no field {field!r} in it (missing: {name!r})")
+        path.append(current)
+        current = current[name]
+    current = _decoded(current)
+    if isinstance(current, dict) and _is_body(current):
+        return _build([*path, current], line)
+    if isinstance(current, str):
+        return _build([*path, {"prompt": current}], line)
+    if isinstance(current, list) and current and isinstance(current[0], int):
+        return _build([*path, {"prompt_token_ids": current}], line)
+    if isinstance(current, list):
+        return _build([*path, {"messages": current}], line)
+    raise ValueError(f"field {field!r} holds {type(current).__name__}, not a request body, messages, a prompt or token ids")
+
+
+def find_body(root: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The objects on the way from `root` to the request body in it, the body last; None if there is none."""
+    queue: deque[list[dict[str, Any]]] = deque([[_with_flat_attributes(root)]])
+    while queue:
+        path = queue.popleft()
+        if _is_body(path[-1]):
+            return path
+        if len(path) >= MAX_DEPTH:
+            continue
+        for key, child in path[-1].items():
+            if plain_key(key) in {"response", "output", "responsebody", "endpointoutput"}:
+                continue
+            for inner in _objects_in(child, path[-1]):
+                queue.append([*path, inner])
+    return None
+
+
+def _objects_in(value: Any, parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if isinstance(value, str):
+        value = _decoded(value, str(parent.get("encoding", "")))
+        if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+            value = {"messages": value}
+    if isinstance(value, dict):
+        yield _with_flat_attributes(value)
+    elif isinstance(value, list):
+        for item in value[:4]:
+            if isinstance(item, dict):
+                yield _with_flat_attributes(item)
+
+
+def _decoded(value: Any, encoding: str = "") -> Any:
+    if not isinstance(value, str):
+        return value
+    if encoding.upper() == "BASE64":
+        try:
+            value = base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return value
+    if value[:1] in "{[" and len(value) > 2:
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return value
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and (
+        "role" in value[0] or ("parts" in value[0] or value[0].get("type") in {"message", "function_call"})
+    )  # fmt: skip
+
+
+def _is_body(value: dict[str, Any]) -> bool:
+    if any(_is_messages(_decoded(value[key])) for key in _MESSAGE_KEYS if key in value):
+        return True
+    if any(isinstance(value.get(key), list) and value[key] for key in ("hash_ids", "block_hashes", *_TOKEN_KEYS)):
+        return True
+    if "gen_ai.prompt.0.content" in value:
+        return True
+    for key in _TEXT_KEYS:
+        found = value.get(key)
+        if isinstance(found, str) and found and not isinstance(_decoded(found), (dict, list)):
+            return key != "text" or "sampling_params" in value or "model" in value or len(value) <= 4
+        if key == "prompt" and isinstance(found, list) and found:
+            return True
+    return False
+
+
+def _build(path: list[dict[str, Any]], line: int) -> Request:
+    around = [{plain_key(key): value for key, value in item.items()} for item in _surroundings(path)]
+    body = path[-1]
+    request = Request(
+        line=line,
+        request_id=_text(around, ID_KEYS),
+        timestamp=_time(around),
+        session=_text(around, SESSION_KEYS),
+        tenant=_text(around, TENANT_KEYS),
+        model=_text(around, MODEL_KEYS),
+        lora=_text(around, LORA_KEYS),
+        salt=_text(around, SALT_KEYS),
+        replica=_text(around, REPLICA_KEYS),
+        input_length=_count(around, INPUT_LENGTH_KEYS),
+        output_length=_count(around, OUTPUT_LENGTH_KEYS),
+        output=_output(path),
+    )
+    _fill_prompt(request, body, around)
+    return request
+
+
+def _surroundings(path: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The body, what holds it, and the side objects of each (metadata, usage, headers), nearest first."""
+    for item in reversed(path):
+        yield item
+        for key, value in item.items():
+            if plain_key(key) in _ASIDE and isinstance(value, dict):
+                yield value
+                for inner_key, inner in value.items():
+                    if plain_key(inner_key) in _ASIDE and isinstance(inner, dict):
+                        yield inner
+
+
+def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, Any]]) -> None:
+    for key in ("hash_ids", "block_hashes"):
+        if isinstance(body.get(key), list) and body[key]:
+            request.hash_ids = _integers(body[key], key)
+            request.block_size = _count(around, ("blocksize", "pagesize"))
+            return
+    for key in _MESSAGE_KEYS:
+        messages = _decoded(body.get(key))
+        if _is_messages(messages):
+            system = body.get("system") or body.get("instructions") or body.get("gen_ai.system_instructions")
+            system = system or body.get("systemInstruction") or body.get("system_instruction")
+            request.messages = normalize_messages(messages, _system_text(system))
+            request.tools = _tools(around)
+            return
+    if "gen_ai.prompt.0.content" in body:
+        request.messages = normalize_messages(_indexed_messages(body))
+        request.tools = _tools(around)
+        return
+    for key in _TOKEN_KEYS:
+        if isinstance(body.get(key), list) and body[key]:
+            request.token_ids = _integers(body[key], key)
+            return
+    for key in _TEXT_KEYS:
+        found = body.get(key)
+        if isinstance(found, str) and found:
+            request.text = found
+            return
+        if key == "prompt" and isinstance(found, list) and found:
+            _fill_prompt_list(request, found)
+            return
+    raise ValueError("the prompt is empty")
+
+
+def _fill_prompt_list(request: Request, prompt: list[Any]) -> None:
+    if isinstance(prompt[0], int):
+        request.token_ids = _integers(prompt, "prompt")
+    elif isinstance(prompt[0], str) and len(prompt) == 1:
+        request.text = prompt[0]
+    elif isinstance(prompt[0], dict):
+        request.messages = normalize_messages(prompt)
+    else:
+        raise ValueError(f"`prompt` is a batch of {len(prompt)} prompts; log one request a line")
+
+
+def _system_text(system: Any) -> Any:
+    system = _decoded(system)
+    return system.get("parts", system) if isinstance(system, dict) else system
+
+
+def _tools(around: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    for item in around:
+        for key in ("tools", "genaitooldefinitions", "functions", "toolconfig"):
+            if item.get(key):
+                return normalize_tools(_decoded(item[key]))
+    return None
+
+
+def _integers(values: list[Any], key: str) -> list[int]:
+    if not all(isinstance(value, int) for value in values):
+        raise ValueError(f"`{key}` holds something other than whole numbers")
+    return values
+
+
+def _indexed_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    while (role := body.get(f"gen_ai.prompt.{len(messages)}.role")) is not None:
+        messages.append({"role": role, "content": body.get(f"gen_ai.prompt.{len(messages)}.content", "")})
+    return messages
+
+
+def _first(around: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
+    for item in around:
+        for key in keys:
+            value = item.get(key)
+            if value is not None and value != "":
+                return value
+    return None
+
+
+def _text(around: list[dict[str, Any]], keys: tuple[str, ...]) -> str | None:
+    value = _first(around, keys)
+    if isinstance(value, dict):
+        value = value.get("name") or value.get("id") or value.get("lora_name")
+    return str(value) if isinstance(value, (str, int, float)) else None
+
+
+def _count(around: list[dict[str, Any]], keys: tuple[str, ...]) -> int | None:
+    value = _first(around, keys)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        return None
+    if value < 0:
+        raise ValueError(f"{keys[0]} is {value}: a length cannot be negative")
+    return int(value)
+
+
+def _time(around: list[dict[str, Any]]) -> float | None:
+    value = _first(around, TIME_KEYS)
+    return None if value is None else parse_time(value)
+
+
+def parse_time(value: object) -> float | None:
+    """Seconds since the epoch (or since the log's start) from a number in s, ms, us or ns, or an ISO 8601 string."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            try:
+                moment = datetime.fromisoformat(str(value))
+            except ValueError:
+                return None
+            return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    for limit, scale in ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3)):
+        if value >= limit:
+            return value / scale
+    return float(value)
+
+
+def _output(path: list[dict[str, Any]]) -> str | list[int] | None:
+    for item in reversed(path):
+        for key in ("output_token_ids", "output_ids", "response", "output", "response_body", "completion"):
+            if key in item:
+                found = _output_of(_decoded(item[key]))
+                if found is not None:
+                    return found
+    return None
+
+
+def _output_of(value: Any) -> str | list[int] | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [int(item) for item in value]
+    if isinstance(value, list) and len(value) == 1:
+        return _output_of(value[0])
+    if not isinstance(value, dict):
+        return None
+    for key in ("body", "choices", "message", "content", "text", "output_token_ids"):
+        if key in value:
+            return _output_of(value[key])
+    return None
+
+
+def _with_flat_attributes(value: dict[str, Any]) -> dict[str, Any]:
+    """OTLP's list of {key, value: {stringValue: ...}} and a span's `attributes` object, as plain keys beside the rest."""
+    attributes = value.get("attributes")
+    if isinstance(attributes, list):
+        flat = {item.get("key", ""): _otlp_value(item.get("value")) for item in attributes if isinstance(item, dict)}
+        return {**value, "attributes": None, **flat}
+    if isinstance(attributes, dict) and any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
+        return {**value, "attributes": None, **attributes}
+    return value
+
+
+def _otlp_value(value: Any) -> Any:
+    if not isinstance(value, dict) or not value:
+        return value
+    kind, inner = next(iter(value.items()))
+    if kind == "arrayValue":
+        return [_otlp_value(item) for item in inner.get("values", [])]
+    if kind == "kvlistValue":
+        return {item["key"]: _otlp_value(item.get("value")) for item in inner.get("values", [])}
+    return int(inner) if kind == "intValue" else inner
+
+
+def _otlp_spans(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for resource in value.get("resourceSpans", []):
+        for scope in resource.get("scopeSpans", []):
+            yield from scope.get("spans", [])
+
+
+def _parse_span(span: dict[str, Any], line: int) -> list[Request]:
+    path = find_body(span)
+    return [] if path is None else [_build(path, line)]

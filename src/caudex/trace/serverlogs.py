@@ -1,0 +1,55 @@
+"""Requests in the text logs of vLLM (`--enable-log-requests`) and SGLang (`--log-requests --log-requests-level 3`)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from datetime import datetime, timezone
+
+from caudex.trace.request import Request
+
+_LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_VLLM = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prompt: (?:None|" + _LITERAL + r"), ")
+_SGLANG = re.compile(r"Receive: obj=\w*ReqInput\(")
+_SGLANG_TEXT = re.compile(r"\btext=" + _LITERAL)
+_SGLANG_RID = re.compile(r"\brid='([^']*)'")
+_TOKEN_IDS = re.compile(r"\b(?:prompt_token_ids|input_ids)[:=] ?\[([\d, ]+)\]")
+_LORA_NAME = re.compile(r"lora_name='([^']*)'|lora_path='([^']*)'")
+_SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_LONG_TIME = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+
+
+def parse_server_line(text: str, line: int) -> Request | None:
+    """The request that a line of a server's log announces, or None where the line is about something else.
+
+    Raises:
+        ValueError: the line announces a request but its prompt is missing or cut short.
+    """
+    vllm = _VLLM.search(text)
+    if vllm is None and _SGLANG.search(text) is None:
+        return None
+    request = Request(line=line, timestamp=_time_of(text))
+    if vllm is not None:
+        request.request_id, literal = vllm[1], vllm[2]
+    else:
+        rid, found = _SGLANG_RID.search(text), _SGLANG_TEXT.search(text)
+        request.request_id, literal = rid[1] if rid else None, found[1] if found else None
+    if (lora := _LORA_NAME.search(text)) is not None:
+        request.lora = lora[1] or lora[2]
+    if (tokens := _TOKEN_IDS.search(text)) is not None:
+        request.token_ids = [int(token) for token in tokens[1].split(",")]
+    elif literal is not None and literal[1:-1]:
+        request.text = ast.literal_eval(literal)
+    else:
+        raise ValueError("the server logged a request without its prompt; raise its log level for requests")
+    return request
+
+
+def _time_of(text: str) -> float | None:
+    if (found := _LONG_TIME.search(text[:80])) is not None:
+        moment = datetime.fromisoformat(found[1].replace(",", "."))
+        return moment.replace(tzinfo=timezone.utc).timestamp()
+    if (found := _SHORT_TIME.search(text[:80])) is not None:
+        month, day, hour, minute, second = (int(part) for part in found.groups())
+        return datetime(2000, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
+    return None
