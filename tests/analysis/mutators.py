@@ -15,7 +15,7 @@ Mutator = Callable[[list[Body]], list[Body]]
 
 START = datetime(2026, 3, 1, 10, 0, 0)
 EXAMPLES = [
-    f"Example: a customer asks about case {word}; the agent looks the booking up, explains the {word} rules and offers two choices."
+    f"Example: a customer asks about a {word}; the agent looks it up, explains the {word} rules and offers two choices."
     for word in ("refund", "delay", "upgrade", "luggage", "voucher", "infant", "visa", "seat")
 ]
 PASSAGES = [
@@ -38,7 +38,8 @@ def _insert(text: str, line: str, share: float) -> str:
 
 def _in_system(line_of: Callable[[int, Body], str], share: float) -> Mutator:
     return lambda log: [
-        _with_system(body, lambda text, i=i, body=body: _insert(text, line_of(i, body), share)) for i, body in enumerate(log)
+        _with_system(body, lambda text, i=i, body=body: _insert(text, line_of(i, body), share))
+        for i, body in enumerate(log)
     ]
 
 
@@ -162,7 +163,14 @@ def history_respaced(log: list[Body]) -> list[Body]:
         return turn if turn["role"] != "user" else {**turn, "content": " ".join(turn["content"].split())}
 
     return [
-        {**body, "messages": [body["messages"][0], *map(trimmed, body["messages"][1:-3]), *map(padded, body["messages"][1:][-3:])]}
+        {
+            **body,
+            "messages": [
+                body["messages"][0],
+                *map(trimmed, body["messages"][1:-3]),
+                *map(padded, body["messages"][1:][-3:]),
+            ],
+        }
         for body in log
     ]
 
@@ -175,12 +183,12 @@ def arguments_reserialized(log: list[Body]) -> list[Body]:
             return turn
         calls = copy.deepcopy(turn["tool_calls"])
         for call in calls:
-            call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1, sort_keys=True)
+            call["function"]["arguments"] = json.dumps(
+                json.loads(call["function"]["arguments"]), indent=1, sort_keys=True
+            )
         return {**turn, "tool_calls": calls}
 
-    return [
-        {**body, "messages": [*map(printed, body["messages"][:-4]), *body["messages"][-4:]]} for body in log
-    ]
+    return [{**body, "messages": [*map(printed, body["messages"][:-4]), *body["messages"][-4:]]} for body in log]
 
 
 def reasoning_content_stripped(log: list[Body]) -> list[Body]:
@@ -215,27 +223,36 @@ def clock_in_history(log: list[Body]) -> list[Body]:
 
 def whitespace_drift(log: list[Body]) -> list[Body]:
     rng = random.Random(8)
-    forms = [lambda t: t, lambda t: t.replace("\n\n", "\n"), lambda t: " " + t, lambda t: t.replace("\n- ", "\n* "), lambda t: t.replace(". ", ".  ")]
+    forms = [
+        lambda t: t,
+        lambda t: t.replace("\n\n", "\n"),
+        lambda t: " " + t,
+        lambda t: t.replace("\n- ", "\n* "),
+        lambda t: t.replace(". ", ".  "),
+    ]
     return [_with_system(body, rng.choice(forms)) for body in log]
 
 
 def _edited(text: str, version: int) -> str:
     lines = text.split("\n")
-    lines[0] = f"# Policy of the airline, in the wording of revision {('A', 'B', 'C')[version]} agreed with {('legal', 'sales', 'support')[version]}"
+    letter, team = (("A", "legal"), ("B", "sales"), ("C", "support"))[version]
+    lines[0] = f"# Policy of the airline, in the wording of revision {letter} agreed with {team}"
     return "\n".join(lines)
+
+
+def _revised(body: Body, version: int) -> Body:
+    return _with_system(body, lambda text: _edited(text, version))
 
 
 def ab_test(log: list[Body]) -> list[Body]:
     rng = random.Random(9)
     arm: dict[str, int] = {}
-    return [
-        _with_system(body, lambda t, v=arm.setdefault(body["session_id"], rng.randrange(3)): _edited(t, v)) for body in log
-    ]
+    return [_revised(body, arm.setdefault(body["session_id"], rng.randrange(3))) for body in log]
 
 
 def ab_test_by_request(log: list[Body]) -> list[Body]:
     rng = random.Random(10)
-    return [_with_system(body, lambda t, v=rng.randrange(3): _edited(t, v)) for body in log]
+    return [_revised(body, rng.randrange(3)) for body in log]
 
 
 def salted_by_session(log: list[Body]) -> list[Body]:
@@ -254,7 +271,10 @@ def tenant_head(log: list[Body]) -> list[Body]:
     names = ["Acme Air", "Blue Sky Travel", "Condor Lines", "Delta Tours", "Eagle Trips", "Fjord Flights"]
     tenant = {body["session_id"]: names[i % 6] for i, body in enumerate(log)}
     return [
-        _with_system({**body, "tenant": tenant[body["session_id"]]}, lambda t, n=tenant[body["session_id"]]: f"You work for {n}.\n{t}")
+        _with_system(
+            {**body, "tenant": tenant[body["session_id"]]},
+            lambda t, n=tenant[body["session_id"]]: f"You work for {n}.\n{t}",
+        )
         for body in log
     ]
 
@@ -264,16 +284,31 @@ def _uuid(index: int) -> str:
 
 
 MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
-    "clock_in_the_middle": (_in_system(lambda i, _: f"It is now {START + timedelta(minutes=i):%H:%M} in Boston.", 0.5), {"clock"}),
-    "clock_at_the_end": (_in_system(lambda i, _: f"Now: {START + timedelta(seconds=i):%A, %d %B %Y, %I:%M:%S %p}", 1.0), {"clock"}),
+    "clock_in_the_middle": (
+        _in_system(lambda i, _: f"It is now {START + timedelta(minutes=i):%H:%M} in Boston.", 0.5),
+        {"clock"},
+    ),
+    "clock_at_the_end": (
+        _in_system(lambda i, _: f"Now: {START + timedelta(seconds=i):%A, %d %B %Y, %I:%M:%S %p}", 1.0),
+        {"clock"},
+    ),
     "epoch_at_the_head": (_in_system(lambda i, _: f"ts={1772359200 + i}", 0.0), {"clock"}),
     "clock_in_a_tool": (tools_described_with_clock, {"clock"}),
     "clock_in_history": (clock_in_history, {"clock"}),
     "uuid_at_the_head": (_in_system(lambda i, _: f"Request: {_uuid(i)}", 0.0), {"request_id"}),
-    "nonce_in_the_middle": (_in_system(lambda i, _: f"<!-- {random.Random(i).getrandbits(64):016x} -->", 0.4), {"request_id"}),
+    "nonce_in_the_middle": (
+        _in_system(lambda i, _: f"<!-- {random.Random(i).getrandbits(64):016x} -->", 0.4),
+        {"request_id"},
+    ),
     "counter": (_in_system(lambda i, _: f"Request number {i}.", 0.0), {"request_counter"}),
-    "session_id_head": (_in_system(lambda _, b: f"Session {uuid.uuid5(uuid.NAMESPACE_DNS, b['session_id'])}", 0.0), {"session_id"}),
-    "user_name_middle": (_in_system(lambda _, b: f"The customer is called Ada {b['session_id'].upper()} Lovelace.", 0.3), {"user_name"}),
+    "session_id_head": (
+        _in_system(lambda _, b: f"Session {uuid.uuid5(uuid.NAMESPACE_DNS, b['session_id'])}", 0.0),
+        {"session_id"},
+    ),
+    "user_name_middle": (
+        _in_system(lambda _, b: f"The customer is called Ada {b['session_id'].upper()} Lovelace.", 0.3),
+        {"user_name"},
+    ),
     "tenant_head": (tenant_head, {"tenant_name"}),
     "tools_shuffled": (tools_shuffled, {"tools_reordered"}),
     "tool_keys_shuffled": (tool_keys_shuffled, {"tool_keys_reordered"}),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Callable
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -29,19 +29,20 @@ def differences(a: str, b: str) -> list[Span]:
     """
     if a == b:
         return []
-    start = len(os.path.commonprefix([a, b]))
-    end = _common_suffix(a, b, min(len(a), len(b)) - start)
+    shorter = min(len(a), len(b))
+    start = _longest(lambda count: a[:count] == b[:count], shorter)
+    end = _longest(lambda count: a[len(a) - count :] == b[len(b) - count :], shorter - start)
     inner_a, inner_b = a[start : len(a) - end], b[start : len(b) - end]
     spans = _by_lines(inner_a, inner_b)
     return [Span(s.a_start + start, s.a_end + start, s.b_start + start, s.b_end + start) for s in spans]
 
 
-def _common_suffix(a: str, b: str, limit: int) -> int:
-    """Length of the common suffix, at most `limit`; bisected, since slices compare in C."""
+def _longest(agree: Callable[[int], bool], limit: int) -> int:
+    """The largest count up to `limit` for which `agree` holds; bisected, since slices compare in C."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if a[len(a) - middle :] == b[len(b) - middle :]:
+        if agree(middle):
             low = middle
         else:
             high = middle - 1

@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from caudex.analysis.breakers.search import find_breakers
+from caudex.analysis.breakers.search import SEARCH_REQUESTS, find_breakers
 from caudex.analysis.corpus import Corpus
 from caudex.analysis.curves import (
     block_size_rows,
     capacity_rows,
     curve_rows,
     default_capacities,
-    lru_curve,
     parse_capacity,
+    plotted,
     tier_rows,
 )
-from caudex.analysis.decision import decide, pool_blocks_on, prefill_speed
+from caudex.analysis.decision import Evidence, decide, pool_blocks_on, prefill_speed
 from caudex.analysis.kv_size import kv_size
 from caudex.analysis.measure import Measured, Meter
+from caudex.analysis.mended import measure_mended
 from caudex.analysis.models import find_gpu
 from caudex.analysis.policies import DEFAULT_POLICIES, PolicyReplay
 from caudex.analysis.repetition import groups, repetition
@@ -30,14 +31,15 @@ from caudex.analysis.results import Analysis, Breaker, ReadSummary, RecoveredTem
 from caudex.analysis.shape import shape_breakers
 from caudex.analysis.templates import recover_templates
 from caudex.analysis.tree import PrefixNode, prefix_tree
+from caudex.cache.hit_curve import hit_curve
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log
+from caudex.trace.request import Request
 from caudex.trace.table import TraceInfo
 
 DEFAULT_BLOCK_SIZE = 16
 TIME_WINDOWS = 60
-CURVE_POINTS = 400
 SHOWN_PREFIX_CHARS = 600
 
 Stage = Callable[[str], None]
@@ -90,31 +92,48 @@ def analyze(
     stage("reading")
     measured = _measure(opened, size)
     stage("hit rate at every capacity")
-    curve = lru_curve(measured)
+    curve = hit_curve(measured.trace)
     rate, _ = prefill_speed(kv, device, prefill_rate)
     wanted = [_capacity(value, size, kv) for value in capacities] if capacities else default_capacities(curve)
     stage("policies")
     policy_replay = PolicyReplay(measured.trace)
     rows = curve_rows(measured, curve, wanted, policies or DEFAULT_POLICIES, kv, policy_replay.hit_rate)
-    needed = capacity_rows(measured, curve, kv)
+    needed = capacity_rows(curve, kv)
     pool = pool_blocks_on(device, kv, size) if kv is not None and device is not None else None
     pool_for_tiers = pool if pool is not None else needed[0].capacity_blocks
-    routing = routing_rows(measured, replicas, max(pool_for_tiers // (1 if pool else replicas), 1)) if replicas > 1 else None
+    routing = (
+        routing_rows(measured, replicas, max(pool_for_tiers // (1 if pool else replicas), 1)) if replicas > 1 else None
+    )
     stage("breakers")
-    found, templates, searched = _breakers(opened, corpus, measured, size, unit, breakers, stage)
+    template = opened.template_description()
+    found, mended_log, searched = _breakers(opened, corpus, measured, size, unit, breakers, stage)
+    mended = measure_mended(mended_log, opened.encoder, size, kv) if mended_log and opened.encoder is not None else None
+    templates = _templates(opened, corpus, size) if breakers else []
     sizes = block_size_rows(measured, unit)
     repeated = repetition(measured, rate)
     decision = decide(
-        hit_rate=repeated.hit_rate, token_hit_rate=repeated.token_hit_rate,
-        mean_prompt_tokens=measured.prompt_tokens / max(len(measured.lengths), 1), capacities=needed, curve=rows,
-        block_sizes=sizes, routing=routing, kv=kv, gpu=device, prefill_rate=prefill_rate, pool_blocks=pool,
-    )  # fmt: skip
+        Evidence(
+            hit_rate=repeated.hit_rate,
+            mean_prompt_tokens=measured.prompt_tokens / len(measured.lengths),
+            capacities=needed,
+            curve=rows,
+            lru_at=curve.hit_rate,
+            block_size=size,
+            block_sizes=sizes,
+            mended=mended,
+            routing=routing,
+            kv=kv,
+            gpu=device,
+            prefill_rate=prefill_rate,
+            pool_blocks=pool,
+        )
+    )
     stage("prefix tree")
     return Analysis(
         read=_read_summary(opened),
         kind=opened.info.kind,
         tokenizer=opened.info.tokenizer,
-        template=opened.template_description(),
+        template=template,
         block_size=size,
         requests=len(measured.lengths),
         prompt_tokens=measured.prompt_tokens,
@@ -123,13 +142,14 @@ def analyze(
         repetition=repeated,
         groups=groups(measured),
         curve=rows,
-        lru_knots=_thinned(curve.capacities, curve.hit_rate(curve.capacities)),
+        lru_knots=plotted(curve),
         capacities=needed,
         block_sizes=sizes,
         tiers=tier_rows(measured, curve, pool_for_tiers, kv),
         routing=routing,
         breakers=tuple(found),
         breakers_searched=searched,
+        mended=mended,
         templates=tuple(templates),
         prefixes=_shared_prefixes(measured, corpus, opened.encoder),
         reuse_over_time=_over_time(measured),
@@ -159,7 +179,9 @@ def _sizes(info: TraceInfo, block_size: int | None) -> tuple[int, int]:
     own = info.block_size or 1
     size = block_size or own
     if size % own:
-        raise ValueError(f"block_size is {size}; the trace has hashes of {own} tokens, so it must be a multiple of {own}")
+        raise ValueError(
+            f"block_size is {size}; the trace has hashes of {own} tokens, so it must be a multiple of {own}"
+        )
     return size, own
 
 
@@ -179,14 +201,17 @@ def _capacity(value: int | str, size: int, kv: Any) -> int:
 
 def _breakers(
     opened: Log, corpus: Corpus, measured: Measured, size: int, unit: int, wanted: bool, stage: Stage
-) -> tuple[list[Breaker], list[RecoveredTemplate], str]:
+) -> tuple[list[Breaker], list[Request], str]:
+    """The breakers, the log with those of its text mended (empty where there are none), and where was looked."""
     if not wanted:
         return [], [], "not looked for"
     found = list(shape_breakers(measured, unit))
     if opened.encoder is None or not corpus.requests:
-        searched = "in block sizes and routing only: a trace of hashes or tokens without text does not show what diverges"
+        searched = (
+            "in block sizes and routing only: a trace of hashes or tokens without text does not show what diverges"
+        )
         return found, [], searched
-    findings = find_breakers(corpus.requests, opened.encoder, size, progress=stage)
+    findings, mended = find_breakers(corpus.requests, opened.encoder, size, progress=stage)
     found += [
         Breaker(
             kind=finding.candidate.kind,
@@ -204,9 +229,16 @@ def _breakers(
         for finding in findings
     ]
     found.sort(key=lambda breaker: -breaker.tokens_lost)
-    templates = recover_templates(corpus.requests[:600], opened.encoder, size) if opened.has_text else []
-    searched = "all requests" if corpus.complete else f"the first {len(corpus.requests):,} requests (256 MiB of distinct text)"
-    return found, templates, f"in {searched}"
+    searched = (
+        "all requests" if corpus.complete else f"the first {len(corpus.requests):,} requests (256 MiB of distinct text)"
+    )
+    return found, mended if findings else [], f"in {searched}"
+
+
+def _templates(opened: Log, corpus: Corpus, size: int) -> list[RecoveredTemplate]:
+    if opened.encoder is None or not opened.has_text:
+        return []
+    return recover_templates(corpus.requests[:SEARCH_REQUESTS], opened.encoder, size)
 
 
 def _read_summary(opened: Log) -> ReadSummary:
@@ -222,16 +254,6 @@ def _seconds(measured: Measured) -> float | None:
     return float(times.max() - times.min()) if len(times) and np.isfinite(times).all() else None
 
 
-def _thinned(capacities: Any, rates: Any) -> tuple[tuple[int, float], ...]:
-    """Points of the exact curve, at most CURVE_POINTS: evenly in the logarithm of capacity, the ends included."""
-    if len(capacities) > CURVE_POINTS:
-        steps = np.geomspace(1, max(int(capacities[-1]), 2), CURVE_POINTS)
-        chosen = np.unique(np.concatenate([[0], np.searchsorted(capacities, steps), [len(capacities) - 1]]))
-        chosen = chosen[chosen < len(capacities)]
-        capacities, rates = capacities[chosen], rates[chosen]
-    return tuple((int(c), float(r)) for c, r in zip(capacities, rates, strict=True))
-
-
 def _over_time(measured: Measured) -> tuple[tuple[float, float, float], ...]:
     """Reuse in equal windows of time, or of requests where the log has no times."""
     times = measured.timestamps
@@ -244,7 +266,11 @@ def _over_time(measured: Measured) -> tuple[tuple[float, float, float], ...]:
     tokens = np.bincount(window, weights=measured.lengths, minlength=TIME_WINDOWS)
     hits = np.bincount(window, weights=measured.hit_tokens, minlength=TIME_WINDOWS)
     return tuple(
-        (index * span / TIME_WINDOWS, float(tokens[index]), float(hits[index] / tokens[index]) if tokens[index] else 0.0)
+        (
+            index * span / TIME_WINDOWS,
+            float(tokens[index]),
+            float(hits[index] / tokens[index]) if tokens[index] else 0.0,
+        )
         for index in range(TIME_WINDOWS)
     )
 

@@ -12,12 +12,13 @@ from caudex.analysis.kv_size import KvSize
 from caudex.analysis.measure import Measured
 from caudex.analysis.tables import Table
 from caudex.cache.clairvoyant import clairvoyant
-from caudex.cache.hit_curve import HitCurve, hit_curve
+from caudex.cache.hit_curve import HitCurve
 
 SHARES_OF_CEILING = (0.90, 0.95, 0.99)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 512)
 CLAIRVOYANT = "clairvoyant"
 DEFAULT_POINTS = 10
+CURVE_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,17 @@ def default_capacities(curve: HitCurve) -> list[int]:
 
 def _two_digits(value: float) -> int:
     scale = 10 ** max(int(math.log10(max(value, 1))) - 1, 0)
-    return max(1, round(value / scale) * scale)
+    return int(max(1, round(value / scale) * scale))
 
 
-def lru_curve(measured: Measured) -> HitCurve:
-    return hit_curve(measured.trace)
+def plotted(curve: HitCurve) -> tuple[tuple[int, float], ...]:
+    """Points of the exact curve, at most CURVE_POINTS: evenly in the logarithm of capacity, the ends included."""
+    capacities = curve.capacities
+    if len(capacities) > CURVE_POINTS:
+        steps = np.geomspace(1, max(int(capacities[-1]), 2), CURVE_POINTS)
+        chosen = np.unique(np.concatenate([[0], np.searchsorted(capacities, steps), [len(capacities) - 1]]))
+        capacities = capacities[chosen[chosen < len(capacities)]]
+    return tuple((int(c), float(r)) for c, r in zip(capacities, curve.hit_rate(capacities), strict=True))
 
 
 def curve_rows(
@@ -107,9 +114,9 @@ def curve_rows(
     return Table(rows)
 
 
-def capacity_rows(measured: Measured, curve: HitCurve, kv: KvSize | None) -> Table[CapacityRow]:
+def capacity_rows(curve: HitCurve, kv: KvSize | None) -> Table[CapacityRow]:
     """The knee, and what 90, 95 and 99 % of the ceiling take."""
-    size = measured.trace.block_size
+    size = curve.block_size
     ceiling = max(curve.ceiling, 1e-12)
     rows = []
     knee = knee_of(curve)

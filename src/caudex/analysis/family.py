@@ -94,7 +94,10 @@ def _sample_members(reference: str, texts: Counter[str]) -> list[str]:
         if len(members) == MAX_SAMPLES:
             break
         shorter, longer = sorted((len(text), len(reference)))
-        if shorter >= MIN_SIMILARITY * longer and similarity(reference, text, differences(reference, text)) >= MIN_SIMILARITY:
+        if (
+            shorter >= MIN_SIMILARITY * longer
+            and similarity(reference, text, differences(reference, text)) >= MIN_SIMILARITY
+        ):
             members.append(text)
     return members
 
@@ -134,11 +137,5 @@ def _whole_words(text: str, start: int, end: int) -> tuple[int, int]:
 
 def _without_slight_literals(literals: list[str]) -> tuple[str, ...]:
     """A literal of a character or two between slots fits anywhere and anchors nothing: its slots become one."""
-    kept = [literals[0]]
-    for literal in literals[1:-1]:
-        if len(literal.strip()) >= 2:
-            kept.append(literal)
-    if len(literals) > 1:
-        kept.append(literals[-1])
-    return tuple(kept)
-
+    anchors = [literal for literal in literals[1:-1] if len(literal.strip()) >= 2]
+    return (literals[0], *anchors, *literals[-1:]) if len(literals) > 1 else tuple(literals)

@@ -13,7 +13,8 @@ from caudex.analysis.models import KNOWN_MODELS
 
 BYTES_OF_DTYPE = {
     "fp32": 4.0, "float32": 4.0, "bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0,
-    "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "int8": 1.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "int4": 0.5, "fp4": 0.5,
+    "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "int8": 1.0, "int4": 0.5, "fp4": 0.5,
+    "q8_0": 34 / 32, "q4_0": 18 / 32,
 }  # fmt: skip
 """Bytes an element; GGUF's block formats with their scales (32 elements in 34 or 18 bytes)."""
 
@@ -111,7 +112,11 @@ def find_known(name: str) -> str | None:
     """The name in KNOWN_MODELS that `name` means: case, organisation and separators do not matter."""
 
     def plain(text: str) -> str:
-        return "".join(c for c in text.rsplit("/", 1)[-1].lower() if c.isalnum()).replace("instruct", "").replace("meta", "")
+        return (
+            "".join(c for c in text.rsplit("/", 1)[-1].lower() if c.isalnum())
+            .replace("instruct", "")
+            .replace("meta", "")
+        )
 
     wanted = plain(name)
     for known in KNOWN_MODELS:
@@ -143,7 +148,9 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
     if isinstance(attention_layers, int) and attention_layers > 1:
         offset = int(config.get("attn_layer_offset", 0))
         return ["full_attention" if i % attention_layers == offset else "mamba" for i in range(layers)]
-    windowed = config.get("sliding_window") and config.get("use_sliding_window", True) and config.get("model_type") != "qwen2"
+    windowed = (
+        config.get("sliding_window") and config.get("use_sliding_window", True) and config.get("model_type") != "qwen2"
+    )
     return ["sliding_attention" if windowed else "full_attention"] * layers
 
 

@@ -1,10 +1,10 @@
 """One pass over a log's batches: what each request could have had from a cache that never evicts.
 
-    prompt:  | also at block granularity | to the token |            computed            |
-             |<------- hit_tokens ------>|
-             |<------------- exact_tokens ------------->|
-             |<-- in_session_tokens ->|                      (what its own session's earlier prompts give)
-             |<--------------- with_output_tokens -------------->|   (if generated tokens are cached too)
+prompt:  | also at block granularity | to the token |            computed            |
+         |<------- hit_tokens ------>|
+         |<------------- exact_tokens ------------->|
+         |<-- in_session_tokens ->|                      (what its own session's earlier prompts give)
+         |<--------------- with_output_tokens -------------->|   (if generated tokens are cached too)
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def in_flight_tokens(measured: Measured, prefill_rate: float) -> int:
     trace = measured.trace
     if trace.timestamps is None or not len(trace.block_ids):
         return 0
-    ids, first, inverse = np.unique(trace.block_ids, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(trace.block_ids, return_index=True, return_inverse=True)
     request_of_block = np.repeat(np.arange(len(trace)), np.diff(trace.offsets))
     supplier = request_of_block[first][inverse]
     done = trace.timestamps + (trace.input_lengths - measured.hit_tokens) / prefill_rate

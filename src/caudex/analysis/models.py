@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def _dense(layers: int, heads: int, kv_heads: int, head_dim: int, billions: float, total: float | None = None) -> dict[str, Any]:
+def _dense(
+    layers: int, heads: int, kv_heads: int, head_dim: int, billions: float, total: float | None = None
+) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,

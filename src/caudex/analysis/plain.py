@@ -20,22 +20,16 @@ def to_plain(analysis: Analysis) -> dict[str, Any]:
         "block_size": analysis.block_size,
         "infinite_hit_rate": analysis.infinite_hit_rate,
         "curve": _plain(analysis.curve),
-        "breakers": [_breaker(breaker) for breaker in analysis.breakers],
-        **{
-            name: _plain(getattr(analysis, name))
-            for name in (
-                "breakers_searched", "read", "kind", "tokenizer", "template", "seconds", "repetition", "groups", "lru_knots",
-                "capacities", "block_sizes", "tiers", "routing", "templates", "prefixes", "reuse_over_time", "kv", "gpu",
-                "decision",
-            )
-        },
-    }  # fmt: skip
+        "breakers": _plain(analysis.breakers),
+        **{name: _plain(getattr(analysis, name)) for name in _FURTHER_FIELDS},
+    }
 
 
-def _breaker(breaker: Any) -> dict[str, Any]:
-    plain = _plain(breaker)
-    assert isinstance(plain, dict)
-    return plain
+_FURTHER_FIELDS = (
+    "breakers_searched", "mended", "read", "kind", "tokenizer", "template", "seconds", "repetition", "groups",
+    "lru_knots", "capacities", "block_sizes", "tiers", "routing", "templates", "prefixes",
+    "reuse_over_time", "kv", "gpu", "decision",
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -74,14 +75,20 @@ def groups(measured: Measured) -> Table[GroupRow]:
     return Table(rows)
 
 
-def _rows(by: str, names: Sequence[Hashable], measured: Measured, shown: object = str) -> list[GroupRow]:
+def _rows(by: str, names: Sequence[Hashable], measured: Measured, shown: Callable[[Any], str] = str) -> list[GroupRow]:
     codes: dict[Hashable, int] = {}
     coded = np.fromiter((codes.setdefault(name, len(codes)) for name in names), dtype=np.int64, count=len(names))
     counts = np.bincount(coded)
     tokens = np.bincount(coded, weights=measured.lengths)
     hits = np.bincount(coded, weights=measured.hit_tokens)
     rows = [
-        GroupRow(by, "" if name is None else shown(name), int(counts[code]), int(tokens[code]), float(hits[code] / max(tokens[code], 1)))  # type: ignore[operator]
+        GroupRow(
+            by,
+            "" if name is None else shown(name),
+            int(counts[code]),
+            int(tokens[code]),
+            float(hits[code] / max(tokens[code], 1)),
+        )
         for name, code in codes.items()
     ]
     return sorted(rows, key=lambda row: -row.prompt_tokens)
@@ -91,4 +98,4 @@ def _hour_name(hour: int) -> str:
     """An hour of the epoch as a date, or of a log that starts at zero as a count."""
     if hour < 24 * 365:
         return f"hour {hour:04d}"
-    return datetime.fromtimestamp(hour * 3600, tz=timezone.utc).strftime("%Y-%m-%d %H:00")
+    return datetime.fromtimestamp(hour * 3600, tz=UTC).strftime("%Y-%m-%d %H:00")

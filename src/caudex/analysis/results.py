@@ -9,8 +9,9 @@ from caudex.analysis.breakers.candidate import Example, Place
 from caudex.analysis.curves import BlockSizeRow, CapacityRow, CurveRow, TierRow
 from caudex.analysis.decision import Decision
 from caudex.analysis.kv_size import KvSize
-from caudex.analysis.replicas import RoutingRow
+from caudex.analysis.mended import Mended
 from caudex.analysis.repetition import GroupRow, Repetition
+from caudex.analysis.replicas import RoutingRow
 from caudex.analysis.tables import Table
 
 REPORT_VERSION = 1
@@ -110,6 +111,7 @@ class Analysis:
     breakers: tuple[Breaker, ...]
     breakers_searched: str
     """Over what breakers were looked for, in words; says why not, where they were not."""
+    mended: Mended | None
     templates: tuple[RecoveredTemplate, ...]
     prefixes: tuple[SharedPrefix, ...]
     reuse_over_time: tuple[tuple[float, float, float], ...]

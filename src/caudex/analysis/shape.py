@@ -38,7 +38,10 @@ def _block_too_large(measured: Measured, unit: int) -> Iterator[Breaker]:
         title=f"Blocks of {size} tokens are too large for what prompts share",
         where=Place("block size", token=int(measured.exact_tokens[hit])),
         examples=(
-            Example(hit + 1, f"shares {measured.exact_tokens[hit]:,} tokens, {measured.hit_tokens[hit]:,} of them in whole blocks of {size}"),
+            Example(
+                hit + 1,
+                f"shares {measured.exact_tokens[hit]:,} tokens, {measured.hit_tokens[hit]:,} in whole blocks of {size}",
+            ),
             Example(hit + 1, f"{in_finer[hit]:,} of them in whole blocks of {finer}"),
         ),
         requests=int((lost > 0).sum()),

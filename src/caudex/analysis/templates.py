@@ -30,7 +30,9 @@ def recover_templates(requests: list[Request], encoder: PromptEncoder, block_siz
             if used >= MIN_REQUESTS:
                 found.append((site, family, used))
     found.sort(key=lambda item: -item[2])
-    return [_recovered(site, family, used, requests, encoder, block_size) for site, family, used in found[:MAX_TEMPLATES]]
+    return [
+        _recovered(site, family, used, requests, encoder, block_size) for site, family, used in found[:MAX_TEMPLATES]
+    ]
 
 
 def _recovered(
@@ -39,7 +41,9 @@ def _recovered(
     template = family.template
     columns = list(zip(*(template.values(text) or () for text in family.members), strict=True))
     slots = tuple(
-        TemplateSlot(template.slot_start(number), len(set(column)), tuple(dict.fromkeys(value[:80] for value in column))[:3])
+        TemplateSlot(
+            template.slot_start(number), len(set(column)), tuple(dict.fromkeys(value[:80] for value in column))[:3]
+        )
         for number, column in enumerate(columns)
     )
     varying = [number for number, slot in enumerate(slots) if slot.distinct_values > 1]
@@ -74,5 +78,7 @@ def _shortened(part: str) -> str:
 
 def _suggested_order(literals: tuple[str, ...], varying: list[int], slots: tuple[TemplateSlot, ...]) -> str:
     fixed = sum(map(len, literals))
-    names = ", ".join(f"slot {n + 1} ({' '.join(literals[n][-CONTEXT_CHARS:].split()[-4:]) or 'at the start'})" for n in varying)
+    names = ", ".join(
+        f"slot {n + 1} ({' '.join(literals[n][-CONTEXT_CHARS:].split()[-4:]) or 'at the start'})" for n in varying
+    )
     return f"all fixed text ({fixed:,} characters) first, then {names or 'nothing: no slot varies'}"

@@ -39,7 +39,12 @@ def prefix_tree(trace: BlockTrace) -> list[PrefixNode]:
 
 
 def _children(
-    trace: BlockTrace, requests: np.ndarray[tuple[int], np.dtype[np.int64]], depth: int, least: float, budget: list[int], level: int
+    trace: BlockTrace,
+    requests: np.ndarray[tuple[int], np.dtype[np.int64]],
+    depth: int,
+    least: float,
+    budget: list[int],
+    level: int,
 ) -> list[PrefixNode]:
     longer = requests[trace.num_full_blocks[requests] > depth]
     if len(longer) < 2 or level > MAX_DEPTH:

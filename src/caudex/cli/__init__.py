@@ -10,6 +10,8 @@ from importlib import import_module
 import click
 
 COMMANDS: dict[str, str] = {
+    "analyze": "analyze",
+    "kv-size": "kv_size",
     "bench": "bench",
     "demo": "demo",
     "serve": "serve",

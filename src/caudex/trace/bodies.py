@@ -11,7 +11,7 @@ import base64
 import binascii
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -34,8 +34,8 @@ SESSION_KEYS = (
     "litellmsessionid", "session", "promptcachekey", "traceid",
 )  # fmt: skip
 TENANT_KEYS = (
-    "tenant", "tenantid", "user", "userid", "requestuserid", "heliconeuserid", "enduser", "customerid", "userapikeyuserid",
-    "userapikeyteamid", "organizationid", "enduserid",
+    "tenant", "tenantid", "user", "userid", "requestuserid", "heliconeuserid", "enduser", "customerid",
+    "userapikeyuserid", "userapikeyteamid", "organizationid", "enduserid",
 )  # fmt: skip
 MODEL_KEYS = ("model", "genairequestmodel", "llmmodelname", "modelname", "modelid", "requestmodel")
 SALT_KEYS = ("cachesalt",)
@@ -45,7 +45,8 @@ ID_KEYS = ("requestid", "id", "rid", "customid", "heliconeid", "eventid", "spani
 INPUT_LENGTH_KEYS = ("inputlength", "prompttokens", "inputtokens", "genaiusageinputtokens")
 OUTPUT_LENGTH_KEYS = ("outputlength", "completiontokens", "outputtokens", "genaiusageoutputtokens")
 _ASIDE = frozenset({
-    "metadata", "attributes", "usage", "properties", "requestproperties", "extrabody", "modelparameters", "optionalparams",
+    "metadata", "attributes", "usage", "properties", "requestproperties", "extrabody", "modelparameters",
+    "optionalparams",
     "headers", "requestheaders", "eventmetadata", "request", "info", "userinfo", "resource",
 })  # fmt: skip
 
@@ -104,7 +105,9 @@ def _at_field(value: Any, line: int, field: str) -> Request:
         return _build([*path, {"prompt_token_ids": current}], line)
     if isinstance(current, list):
         return _build([*path, {"messages": current}], line)
-    raise ValueError(f"field {field!r} holds {type(current).__name__}, not a request body, messages, a prompt or token ids")
+    raise ValueError(
+        f"field {field!r} holds {type(current).__name__}, not a request body, messages, a prompt or token ids"
+    )
 
 
 def find_body(root: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -320,7 +323,7 @@ def parse_time(value: object) -> float | None:
                 moment = datetime.fromisoformat(str(value))
             except ValueError:
                 return None
-            return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     for limit, scale in ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3)):
@@ -355,7 +358,7 @@ def _output_of(value: Any) -> str | list[int] | None:
 
 
 def _with_flat_attributes(value: dict[str, Any]) -> dict[str, Any]:
-    """OTLP's list of {key, value: {stringValue: ...}} and a span's `attributes` object, as plain keys beside the rest."""
+    """OTLP's list of {key, value: {stringValue: ...}} and a span's `attributes`, as plain keys beside the rest."""
     attributes = value.get("attributes")
     if isinstance(attributes, list):
         flat = {item.get("key", ""): _otlp_value(item.get("value")) for item in attributes if isinstance(item, dict)}

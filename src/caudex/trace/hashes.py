@@ -1,7 +1,7 @@
 """Hash traces: requests whose prompts are lists of prefix-chained block ids, without any text.
 
-Mooncake and plain `hash_ids` carry one request a line; Qwen-Bailian adds `chat_id` and `parent_chat_id`; kv-cache-tester
-(WEKA) keeps a whole conversation in one object. Block sizes differ and are not always written down.
+Mooncake and plain `hash_ids` carry one request a line; Qwen-Bailian adds `chat_id` and `parent_chat_id`;
+kv-cache-tester (WEKA) keeps a whole conversation in one object. Block sizes differ and are not always written down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def is_conversation(value: Any) -> bool:
 
 
 def is_lengths_only(value: Any) -> bool:
-    return isinstance(value, dict) and bool(_LENGTH_KEYS & value.keys()) and not {"hash_ids", "prompt", "messages"} & value.keys()
+    return (
+        isinstance(value, dict)
+        and bool(_LENGTH_KEYS & value.keys())
+        and not {"hash_ids", "prompt", "messages"} & value.keys()
+    )
 
 
 class HashReader:

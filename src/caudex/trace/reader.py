@@ -23,7 +23,11 @@ MAX_BAD_SHARE = 0.05
 MAX_DOCUMENT_BYTES = 2 << 30
 REORDER_WINDOW = 512
 EXAMPLES_SHOWN = 3
-_BINARY_MAGICS = {b"PAR1": "a Parquet file that is not a Caudex trace", b"SQLi": "an SQLite database", b"PK\x03\x04": "a zip archive"}
+_BINARY_MAGICS = {
+    b"PAR1": "a Parquet file that is not a Caudex trace",
+    b"SQLi": "an SQLite database",
+    b"PK\x03\x04": "a zip archive",
+}
 
 _Parser: TypeAlias = Callable[[Any, int], list[Request]]
 
@@ -193,9 +197,13 @@ class LogReader:
 
     def _check_lengths(self, request: Request, ids: list[int], input_length: int, block_size: int) -> None:
         if len(ids) < input_length // block_size:
-            self.report.warnings["requests with fewer hash_ids than their input_length fills; the rest counts as new"] += 1
+            self.report.warnings[
+                "requests with fewer hash_ids than their input_length fills; the rest counts as new"
+            ] += 1
         elif len(ids) > -(-input_length // block_size):
-            self.report.warnings["requests with more hash_ids than their input_length has blocks; the rest is ignored"] += 1
+            self.report.warnings[
+                "requests with more hash_ids than their input_length has blocks; the rest is ignored"
+            ] += 1
 
     def _in_time_order(self, requests: Iterator[Request]) -> Iterator[Request]:
         window: list[tuple[float, int, Request]] = []
@@ -265,5 +273,7 @@ def _opens_document(first: bytes) -> bool:
 
 def _refuse_length_table(path: str, header: bytes) -> None:
     text = header.decode(errors="replace").lower()
-    if "," in text and any(name in text for name in ("contexttokens", "request tokens", "input_length", "prompt_tokens")):
+    if "," in text and any(
+        name in text for name in ("contexttokens", "request tokens", "input_length", "prompt_tokens")
+    ):
         raise LengthsOnlyError(path, header.decode(errors="replace").strip())

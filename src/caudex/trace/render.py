@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,8 +30,7 @@ class ChatMLRenderer:
     content). It changes absolute token counts by a little and keeps the order of parts: system, tools, then turns.
     """
 
-    description = "ChatML with tools after the system prompt (assumed: the model's own template is not known)"
-
+    description = "ChatML with tools after the system prompt"
 
     def render(self, request: Request) -> str:
         messages = request.messages or []
@@ -41,8 +40,7 @@ class ChatMLRenderer:
             system, messages = messages[0].get("content") or "", messages[1:]
         if system or request.tools:
             parts.append(f"<|im_start|>system\n{system}{self._tools_section(request.tools)}<|im_end|>\n")
-        for message in messages:
-            parts.append(f"<|im_start|>{message.get('role', 'user')}\n{self._body(message)}<|im_end|>\n")
+        parts += [f"<|im_start|>{m.get('role', 'user')}\n{self._body(m)}<|im_end|>\n" for m in messages]
         parts.append("<|im_start|>assistant\n")
         return "".join(parts)
 
@@ -50,7 +48,8 @@ class ChatMLRenderer:
         if not tools:
             return ""
         lines = "\n".join(msgspec.json.encode(tool).decode() for tool in tools)
-        return f"\n\n# Tools\n\nFunctions you may call:\n<tools>\n{lines}\n</tools>\nCall one as <tool_call>JSON</tool_call>."
+        usage = "Call one as <tool_call>JSON</tool_call>."
+        return f"\n\n# Tools\n\nFunctions you may call:\n<tools>\n{lines}\n</tools>\n{usage}"
 
     def _body(self, message: Message) -> str:
         text = message.get("content") or ""
@@ -58,7 +57,8 @@ class ChatMLRenderer:
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"
         for call in message.get("tool_calls") or ():
             function = call.get("function", call)
-            text += f'\n<tool_call>\n{{"name": "{function.get("name")}", "arguments": {_as_json(function.get("arguments"))}}}\n</tool_call>'
+            arguments = _as_json(function.get("arguments"))
+            text += f'\n<tool_call>\n{{"name": "{function.get("name")}", "arguments": {arguments}}}\n</tool_call>'
         return text if message.get("role") != "tool" else f"<tool_response>\n{text}\n</tool_response>"
 
 
@@ -77,21 +77,22 @@ class TemplateRenderer:
         self.description = description
         self.supports_tools = "tools" in source
         self._special_tokens = special_tokens
-        self._now = datetime(2000, 1, 1, tzinfo=timezone.utc)
+        self._now = datetime(2000, 1, 1, tzinfo=UTC)
         self._template = _environment(lambda pattern: self._now.strftime(pattern)).from_string(source)
 
     def render(self, request: Request) -> str:
         """The prompt text. Raises TraceError where the template refuses the messages."""
         if request.timestamp is not None:
-            self._now = datetime.fromtimestamp(request.timestamp, tz=timezone.utc)
+            self._now = datetime.fromtimestamp(request.timestamp, tz=UTC)
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=[_for_template(message) for message in request.messages or ()],
                 tools=request.tools or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
+            return str(text)
         except Exception as error:
             raise TraceError(f"the chat template refuses line {request.line}: {error}") from None
 
@@ -164,10 +165,11 @@ class RequestRenderer:
     @property
     def description(self) -> str:
         if self.template is None:
-            return self.stand_in.description
+            return f"{self.stand_in.description}, assumed: the model's own is not known"
         if self.assumed:
-            share = f"{self.assumed} of {self.rendered} requests"
-            return f"{self.template.description}; for {share}, which it cannot express, {self.stand_in.description}"
+            share = "all" if self.assumed == self.rendered else f"{self.assumed:,} of {self.rendered:,}"
+            reason = f"{self.template.description} has no place for tools"
+            return f"{self.stand_in.description}, assumed for {share} requests: {reason}"
         return self.template.description
 
     def render(self, request: Request) -> str:
@@ -183,7 +185,9 @@ class RequestRenderer:
 def load_template(folder: Path, chat_template: str | Path | None = None) -> TemplateRenderer | None:
     """The chat template of a tokenizer's folder, or the one in the file `chat_template`; None where there is none."""
     config = _read_json(folder / "tokenizer_config.json")
-    special = {key: _token_text(config[key]) for key in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(key)}
+    special = {
+        key: _token_text(config[key]) for key in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(key)
+    }
     if chat_template is not None:
         return TemplateRenderer(Path(chat_template).read_text(), special, f"the template in {Path(chat_template).name}")
     source: Any = config.get("chat_template")

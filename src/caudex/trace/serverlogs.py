@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from caudex.trace.request import Request
 
@@ -48,8 +48,8 @@ def parse_server_line(text: str, line: int) -> Request | None:
 def _time_of(text: str) -> float | None:
     if (found := _LONG_TIME.search(text[:80])) is not None:
         moment = datetime.fromisoformat(found[1].replace(",", "."))
-        return moment.replace(tzinfo=timezone.utc).timestamp()
+        return moment.replace(tzinfo=UTC).timestamp()
     if (found := _SHORT_TIME.search(text[:80])) is not None:
         month, day, hour, minute, second = (int(part) for part in found.groups())
-        return datetime(2000, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
+        return datetime(2000, month, day, hour, minute, second, tzinfo=UTC).timestamp()
     return None

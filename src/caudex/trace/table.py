@@ -100,7 +100,9 @@ def block_batches(requests: Iterable[Request], schema: Any, block_size: int) -> 
         arrays = []
         for request in batch:
             if request.hash_ids is None:
-                raise TraceError(f"line {request.line} has no hash_ids, and earlier lines have; a log is one or the other")
+                raise TraceError(
+                    f"line {request.line} has no hash_ids, and earlier lines have; a log is one or the other"
+                )
             if request.block_size != block_size:
                 raise TraceError(
                     f"line {request.line} has blocks of {request.block_size} tokens, earlier lines of {block_size}; "

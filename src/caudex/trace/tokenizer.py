@@ -15,17 +15,23 @@ from caudex.trace.render import CHATML_MARKERS, TemplateRenderer, load_template
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 BYTES_PER_TOKEN = 4
-TIKTOKEN_NAMES = frozenset({"o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "r50k_base", "p50k_edit", "gpt2"})
+TIKTOKEN_NAMES = frozenset(
+    {"o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "r50k_base", "p50k_edit", "gpt2"}
+)
 
 
 class Tokenizer(Protocol):
     """Encodes texts in parallel. `markers` are the strings that always stand alone as tokens: text may be cut at them
     and encoded piece by piece with the same result. `prefix` starts every prompt that no template has rendered."""
 
-    name: str
-    description: str
-    markers: tuple[str, ...]
-    prefix: TokenArray
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def markers(self) -> tuple[str, ...]: ...
+    @property
+    def prefix(self) -> TokenArray: ...
 
     def encode_batch(self, texts: list[str]) -> list[TokenArray]: ...
 
@@ -42,7 +48,7 @@ class BytesTokenizer:
     name = "bytes"
     description = "bytes (4 bytes of UTF-8 stand for a token: rates are close, counts are approximate)"
     markers = CHATML_MARKERS
-    prefix = np.zeros(0, dtype=np.int32)
+    prefix: TokenArray = np.zeros(0, dtype=np.int32)
 
     def encode_batch(self, texts: list[str]) -> list[TokenArray]:
         return [self._encode(text) for text in texts]
@@ -71,7 +77,9 @@ class HuggingFaceTokenizer:
         self.description = f"{name} ({self._compiled.get_vocab_size()} tokens)"
         added = self._compiled.get_added_tokens_decoder().values()
         self.markers = tuple(
-            token.content for token in added if token.special and not (token.lstrip or token.rstrip or token.single_word)
+            token.content
+            for token in added
+            if token.special and not (token.lstrip or token.rstrip or token.single_word)
         )
         self.prefix = np.asarray(self._compiled.encode("").ids, dtype=np.int32)
 
@@ -108,9 +116,7 @@ class TiktokenTokenizer:
         return self._encoding.decode(tokens.tolist())
 
 
-def load_tokenizer(
-    name: str, chat_template: str | Path | None = None
-) -> tuple[Tokenizer, TemplateRenderer | None]:
+def load_tokenizer(name: str, chat_template: str | Path | None = None) -> tuple[Tokenizer, TemplateRenderer | None]:
     """A tokenizer and its chat template, from `bytes`, a tiktoken encoding, a folder, a tokenizer.json or a hub id.
 
     Raises:
@@ -127,7 +133,9 @@ def load_tokenizer(
             folder = _from_hub(name)
         file = folder / "tokenizer.json"
     if not file.exists():
-        raise TraceError(f"{folder} has no tokenizer.json; transformers' save_pretrained of a fast tokenizer writes one")
+        raise TraceError(
+            f"{folder} has no tokenizer.json; transformers' save_pretrained of a fast tokenizer writes one"
+        )
     try:
         return HuggingFaceTokenizer(file, name), load_template(folder, chat_template)
     except TraceError:
@@ -138,11 +146,15 @@ def load_tokenizer(
 
 def _from_hub(name: str) -> Path:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise TraceError(f"no tokenizer at {name!r}: give a folder, a tokenizer.json, a hub id, a tiktoken name or `bytes`")
+        raise TraceError(
+            f"no tokenizer at {name!r}: give a folder, a tokenizer.json, a hub id, a tiktoken name or `bytes`"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise TraceError(f"{name!r} is no folder here, and fetching it needs huggingface_hub (pip install it)") from None
+        raise TraceError(
+            f"{name!r} is no folder here, and fetching it needs huggingface_hub (pip install it)"
+        ) from None
     wanted = ["tokenizer.json", "tokenizer_config.json", "chat_template.*", "special_tokens_map.json"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))

@@ -16,7 +16,7 @@ Rewrite: TypeAlias = Callable[[list[Request]], list[Request]]
 class Place:
     """Where in a request something sits. Indices and offsets are from 0; what does not apply is None.
 
-    `char` counts characters of the message's content (or of the tool's JSON); `token` counts tokens of the whole prompt.
+    `char` counts characters of the message's content (or of the tool's JSON), `token` tokens of the whole prompt.
     """
 
     description: str

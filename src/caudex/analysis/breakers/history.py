@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,9 @@ from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
 _REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)\s*", re.DOTALL)
-_SUMMARY_WORDS = re.compile(r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE)
+_SUMMARY_WORDS = re.compile(
+    r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
+)
 
 _CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
@@ -40,11 +42,11 @@ HISTORY_TITLES = {
     **TITLES,
 }
 HISTORY_MENDS = {
-    "history_truncated": "Keep the whole history, or drop turns rarely and many at a time: each drop costs the whole prompt once",
-    "history_summarized": "Summarise rarely and in large steps, or append the summary and keep what came before it",
-    "history_rewritten": "Send earlier turns back exactly as they were first sent; correct by appending, not by editing",
-    "history_inserted": "Append reminders and retrieved context at the end and leave them there, or keep them in the last message only",
-    "reasoning_stripped": "Leave reasoning out of every turn that is sent back, or keep it in all of them while a conversation lasts",
+    "history_truncated": "Keep the history, or drop turns rarely and many at once: a drop costs one whole prompt",
+    "history_summarized": "Summarise rarely and in large steps, or append the summary",
+    "history_rewritten": "Send earlier turns back exactly as first sent; correct by appending, not by editing",
+    "history_inserted": "Append reminders and context at the end, and leave them where they were put",
+    "reasoning_stripped": "Leave reasoning out of every turn that is sent back, or keep it in all of them",
     "output_rewritten": "Send the model's output back byte for byte: do not parse and re-serialise it, do not trim it",
     "tool_results_cleared": "Clear old tool results rarely and many at a time, or keep them",
     "whitespace_drift": "Send earlier turns back with the same blanks and line ends as the first time",
@@ -187,64 +189,78 @@ def _key(message: Message) -> _Key:
     return id(message)
 
 
+class _Step(NamedTuple):
+    """`sent[i1:i2]` stands where `turns[j1:j2]` does: as difflib says it, and "edit" for turns that are alike."""
+
+    tag: str
+    i1: int
+    i2: int
+    j1: int
+    j2: int
+
+
 def _follow(
     thread: _Thread, turns: list[Message], index: int, head: int, mended: frozenset[str]
 ) -> tuple[list[list[Message]], list[_Change]]:
-    """Aligns a request with its thread.
+    """Aligns a request with its thread; gives the groups of its mended history, and the changes it made.
 
-        sent:   | equal | replaced or dropped | equal |
-        turns:  | equal | what stands there   | equal | new turns
-                                               ^ what comes after a change must be the same again for it to count
+    sent:   | equal | replaced or dropped | equal |
+    turns:  | equal | what stands there   | equal | new turns
+                                           ^ what comes after a change must be the same again for it to count
     """
     sent = thread.sent
-    count = len(sent)
-    if len(turns) >= count and all(a is b for a, b in zip(sent, turns, strict=False)):
-        return [*thread.groups, *([turn] for turn in turns[count:])], []
-    matcher = SequenceMatcher(None, [_key(t) for t in sent], [_key(t) for t in turns], autojunk=False)
-    opcodes = [list(opcode) for opcode in matcher.get_opcodes()]
-    _split_last(opcodes, sent, turns)
-    last_equal = max((number for number, opcode in enumerate(opcodes) if opcode[0] in {"equal", "edit"}), default=-1)
+    if len(turns) >= len(sent) and all(a is b for a, b in zip(sent, turns, strict=False)):
+        return [*thread.groups, *([turn] for turn in turns[len(sent) :])], []
+    steps = _steps(sent, turns)
+    last_known = max((number for number, step in enumerate(steps) if step.tag in {"equal", "edit"}), default=-1)
     groups: list[list[Message]] = []
     changes: list[_Change] = []
-    pending: list[Message] = []
-    for number, (tag, i1, i2, j1, j2) in enumerate(opcodes):
-        if tag == "equal":
-            groups.extend(thread.groups[i1:i2])
-        elif number > last_equal:
-            groups.extend([turn] for turn in turns[j1:j2])
+    dropped: list[Message] = []
+    for step in steps[: last_known + 1]:
+        if step.tag == "equal":
+            kept = thread.groups[step.i1 : step.i2]
+            groups += [[*dropped, *kept[0]], *kept[1:]] if dropped else kept
+            dropped = []
             continue
-        elif (tag in {"replace", "edit"}) and i2 - i1 == j2 - j1:
-            for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
-                change = _Change(_edit_kind(sent[i], turns[j]), index, thread.request, head + i, [sent[i]], [turns[j]])
-                changes.append(change)
-                groups.append(thread.groups[i] if change.kind in mended else [turns[j]])
+        made = _changes(step, sent, turns, index, thread.request, head)
+        changes += made
+        if len(made) == step.i2 - step.i1 == step.j2 - step.j1:
+            pairs = zip(made, thread.groups[step.i1 : step.i2], strict=True)
+            groups += [group if change.kind in mended else change.new for change, group in pairs]
+        elif made[0].kind in mended:
+            dropped += [turn for group in thread.groups[step.i1 : step.i2] for turn in group]
+            groups += [[] for _ in range(step.j1, step.j2)]
         else:
-            change = _Change(_gap_kind(sent[i1:i2], turns[j1:j2]), index, thread.request, head + i1, sent[i1:i2], turns[j1:j2])
-            changes.append(change)
-            if change.kind in mended:
-                pending.extend(turn for group in thread.groups[i1:i2] for turn in group)
-                groups.extend([] for _ in range(j1, j2))
-            else:
-                groups.extend([turn] for turn in turns[j1:j2])
-        if pending and tag == "equal":
-            at = len(groups) - (i2 - i1)
-            groups[at] = [*pending, *groups[at]]
-            pending = []
-    return groups, changes
+            groups += [[turn] for turn in turns[step.j1 : step.j2]]
+    return [*groups, *([turn] for turn in turns[len(groups) :])], changes
 
 
-def _split_last(opcodes: list[list[Any]], sent: list[Message], turns: list[Message]) -> None:
-    """The last turn sent may come back edited, with new turns after it: an edit, if the two are alike."""
-    if not opcodes or opcodes[-1][0] != "replace":
-        return
-    _, i1, i2, j1, j2 = opcodes[-1]
+def _changes(
+    step: _Step, sent: list[Message], turns: list[Message], index: int, previous: int, head: int
+) -> list[_Change]:
+    """One change a message where messages were edited one for one, else one for the whole step."""
+    old, new = sent[step.i1 : step.i2], turns[step.j1 : step.j2]
+    if step.tag in {"replace", "edit"} and len(old) == len(new):
+        return [
+            _Change(_edit_kind(a, b), index, previous, head + step.i1 + number, [a], [b])
+            for number, (a, b) in enumerate(zip(old, new, strict=True))
+        ]
+    return [_Change(_gap_kind(old, new), index, previous, head + step.i1, old, new)]
+
+
+def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
+    """How the turns sent before became these. The last turn sent may come back edited, with new turns after it."""
+    matcher = SequenceMatcher(None, [_key(t) for t in sent], [_key(t) for t in turns], autojunk=False)
+    steps = [_Step(*opcode) for opcode in matcher.get_opcodes()]
+    if not steps or steps[-1].tag != "replace":
+        return steps
+    _, i1, i2, j1, j2 = steps[-1]
     pairs = 0
     while i1 + pairs < i2 and j1 + pairs < j2 and _alike(sent[i1 + pairs], turns[j1 + pairs]):
         pairs += 1
-    if pairs and i1 + pairs == i2:
-        opcodes[-1] = ["edit", i1, i2, j1, j1 + pairs]
-        if j1 + pairs < j2:
-            opcodes.append(["insert", i2, i2, j1 + pairs, j2])
+    if i1 + pairs < i2:
+        return steps
+    return [*steps[:-1], _Step("edit", i1, i2, j1, j1 + pairs), _Step("insert", i2, i2, j1 + pairs, j2)]
 
 
 def _alike(a: Message, b: Message) -> bool:
@@ -334,5 +350,7 @@ def _value_kind(before: str, after: str) -> str | None:
     more = len(right[0]) if right else 0
     values = [before[start - grow : end_a + more], after[spans[0].b_start - grow : end_b + more]]
     uses = [ValueUse(value, None, None, None) for value in values]
-    kind = classify(uses, before[max(0, start - grow - 60) : start - grow], before[end_a + more : end_a + more + 20]).kind
+    kind = classify(
+        uses, before[max(0, start - grow - 60) : start - grow], before[end_a + more : end_a + more + 20]
+    ).kind
     return kind if kind in {"clock", "request_id"} else None

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import Site, sites_of, texts_at
@@ -18,7 +19,9 @@ from caudex.trace.request import Message, Request
 
 MIN_PASSAGE_CHARS = 40
 MIN_USES = 3
-_LABEL = re.compile(r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE)
+_LABEL = re.compile(
+    r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
+)
 _BREAKS = (re.compile(r"(\n\s*\n+)"), re.compile(r"(?<=>)(\n)(?=<)"), re.compile(r"(\n)"))
 
 
@@ -69,7 +72,7 @@ def _shared_passages(pattern: re.Pattern[str], texts: set[str]) -> Counter[str]:
 
 def _in_order(pattern: re.Pattern[str], text: str, ranks: dict[str, int]) -> bool:
     found = [ranks[key] for p in pattern.split(text)[::2] if (key := _without_label(p)) in ranks]
-    return all(a < b for a, b in zip(found, found[1:], strict=False))
+    return all(a < b for a, b in pairwise(found))
 
 
 def _reorder_candidate(
@@ -90,15 +93,28 @@ def _reorder_candidate(
         kind=kind,
         title="The same passages in changing order",
         place=Place(f"{site.description}, character {char}", site.index, site.role, None, char),
-        examples=tuple(
-            Example(requests[i].line, " / ".join(p.strip()[:40] for p in _found(pattern, texts[i], ranks)[:6])) for i in (index, other)
-        ),
-        mend="Give passages (few-shot examples, retrieved documents) in one order for all requests: by id, the most used first",
+        examples=_side_by_side(index, other, texts, pattern, ranks, requests),
+        mend="Give passages (examples, retrieved documents) in one order for all requests: the most used first",
         rewrite=_sort_passages(site, pattern, ranks),
         pair=(index, other),
         details={"passages": len(ranks), "reordered": len(reordered)},
         min_gain=0.005,
     )
+
+
+def _side_by_side(
+    index: int,
+    other: int,
+    texts: dict[int, str],
+    pattern: re.Pattern[str],
+    ranks: dict[str, int],
+    requests: list[Request],
+) -> tuple[Example, ...]:
+    """The passages of two texts, from the first in which they differ on."""
+    a, b = (_found(pattern, texts[i], ranks) for i in (index, other))
+    start = next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), 0)
+    shown = ((index, a[start : start + 6]), (other, b[start : start + 6]))
+    return tuple(Example(requests[i].line, " / ".join(p.strip()[:40] for p in found)) for i, found in shown)
 
 
 def _found(pattern: re.Pattern[str], text: str, ranks: dict[str, int]) -> list[str]:

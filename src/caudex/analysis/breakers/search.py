@@ -48,8 +48,9 @@ def find_breakers(
     block_size: int,
     *,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Finding]:
-    """All breakers of a log, the costliest first; empty for a clean one. Cost: a replay of the log for each mend.
+) -> tuple[list[Finding], list[Request]]:
+    """All breakers of a log, the costliest first, and the log with all of them mended; no findings, and the log as it
+    is, for a clean one. Cost: a replay of the log for each mend.
 
     Greedy: of all suspected breakers mend the one that pays most, then look at what the others would still bring on
     top. So two views of one defect are reported once, and a defect hidden behind another is found.
@@ -57,10 +58,10 @@ def find_breakers(
     sample = requests[:SEARCH_REQUESTS]
     candidates = list(_candidates(sample))
     if not candidates:
-        return []
+        return [], requests
     chosen = _greedy(sample, candidates, encoder, block_size, progress)
     if not chosen:
-        return []
+        return [], requests
     progress("replaying the mended log")
     base = replay(requests, encoder, block_size)
     findings: list[Finding] = []
@@ -72,7 +73,7 @@ def find_breakers(
         together = alone if not findings else replay(mended, encoder, block_size)
         findings.append(_finding(candidate, requests, base, alone, before, together, encoder))
         before = together
-    return sorted(findings, key=lambda finding: -finding.tokens_lost)
+    return sorted(findings, key=lambda finding: -finding.tokens_lost), mended
 
 
 def _candidates(requests: list[Request]) -> Iterator[Candidate]:
@@ -107,7 +108,9 @@ def _greedy(
     return chosen
 
 
-def _rate_with_all(requests: list[Request], candidates: list[Candidate], encoder: PromptEncoder, block_size: int) -> float:
+def _rate_with_all(
+    requests: list[Request], candidates: list[Candidate], encoder: PromptEncoder, block_size: int
+) -> float:
     for candidate in candidates:
         requests = candidate.rewrite(requests)
     return replay(requests, encoder, block_size).hit_rate

@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ TITLES = {
     "whitespace_drift": "Whitespace or formatting drifts",
 }
 MENDS = {
-    "clock": "Take the clock out of the {where}: give the time in the last message, or from a tool when it is asked for",
+    "clock": "Take the clock out of the {where}: give the time in the last message, or from a tool",
     "request_id": "Take the id out of the {where}: the model has no use for it; send it as a header or as metadata",
     "request_counter": "Take the counter out of the {where}; send it as a header or as metadata",
     "session_id": "Move the session's id out of the {where}: into the first user message, or out of the prompt",
@@ -70,7 +71,9 @@ class Site:
 
     def text(self, request: Request) -> str | None:
         if self.tool is not None:
-            return next((_json(canonical_tool(tool)) for tool in request.tools or () if tool_name(tool) == self.tool), None)
+            return next(
+                (_json(canonical_tool(tool)) for tool in request.tools or () if tool_name(tool) == self.tool), None
+            )
         if self.role is None:
             return request.text
         messages = request.messages or []
@@ -130,7 +133,7 @@ def sites_of(requests: list[Request]) -> list[Site]:
 
 
 def texts_at(site: Site, requests: list[Request]) -> dict[int, str]:
-    """The text at a site for each request (by index); of a conversation's own words, only as its first request had them."""
+    """The text at a site for each request (by index); of a conversation's own words, as its first request had them."""
     texts: dict[int, str] = {}
     known: set[str] = set()
     for index, request in enumerate(requests):
@@ -264,7 +267,12 @@ def _offset_of_slot(family: Family, values: list[str], slot: int) -> int:
 
 
 def _example(literals: tuple[str, ...], slot: int, values: list[str], line: int) -> Example:
-    return Example(line, values[slot].strip().rstrip(".,;")[:200], literals[slot][-CONTEXT_CHARS:], literals[slot + 1][:CONTEXT_CHARS])
+    return Example(
+        line,
+        values[slot].strip().rstrip(".,;")[:200],
+        literals[slot][-CONTEXT_CHARS:],
+        literals[slot + 1][:CONTEXT_CHARS],
+    )
 
 
 def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[str, Any] | None:
@@ -275,7 +283,11 @@ def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[s
         "site": site.description,
         "after": family.template.literals[slot][-CONTEXT_CHARS:],
         "before": family.template.literals[slot + 1][:CONTEXT_CHARS],
-        "to": "metadata" if kind.kind.startswith("request_") else "first user message" if kind.per_session else "last message",
+        "to": "metadata"
+        if kind.kind.startswith("request_")
+        else "first user message"
+        if kind.per_session
+        else "last message",
     }
 
 
@@ -322,17 +334,22 @@ def _versions_candidate(
     second = next(row for row in rows if row[1] == other)
     slot = next((s for s in slots if first[2][s] != second[2][s]), slots[0])
     char = _offset_of_slot(family, first[2], slot)
-    changes = sum(a[1] != b[1] for a, b in zip(rows, rows[1:], strict=False))
+    changes = sum(a[1] != b[1] for a, b in pairwise(rows))
     rollout = changes < 2 * len(counts)
     return Candidate(
         kind="system_prompt_versions",
-        title=f"{len(counts)} versions of the {site.description} " + ("one after another" if rollout else "side by side (an A/B test?)"),
+        title=f"{len(counts)} versions of the {site.description} "
+        + ("one after another" if rollout else "side by side (an A/B test?)"),
         place=Place(f"{site.description}, character {char}", site.index, site.role, site.tool, char),
         examples=tuple(
-            Example(requests[i].line, values[slot][:200], family.template.literals[slot][-CONTEXT_CHARS:],
-                    family.template.literals[slot + 1][:CONTEXT_CHARS])
+            Example(
+                requests[i].line,
+                values[slot][:200],
+                family.template.literals[slot][-CONTEXT_CHARS:],
+                family.template.literals[slot + 1][:CONTEXT_CHARS],
+            )
             for i, _, values in (first, second)
-        ),  # fmt: skip
+        ),
         mend=(
             "Put what differs between versions at the end of the text, keep a conversation on one version, and send "
             "each arm of a test to replicas of its own"

@@ -19,12 +19,12 @@ _SPLITS = {
     "lora_split": (
         "lora",
         "{count} LoRA adapters split the cache",
-        "KV of one adapter cannot serve another; route each adapter to replicas of its own, and merge adapters that could be one",
+        "KV of one adapter cannot serve another; route each adapter to replicas of its own",
     ),
     "model_mix": (
         "model",
         "{count} models split the cache",
-        "KV of one model cannot serve another; keep a conversation on one model, and send each model to replicas of its own",
+        "KV of one model cannot serve another; keep a conversation on one model, each model on its own replicas",
     ),
 }
 

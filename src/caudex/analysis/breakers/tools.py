@@ -96,11 +96,21 @@ def _keys_reordered(requests: list[Request], with_tools: list[int]) -> Candidate
         title=f"The same tools written with their keys in {len(most)} different orders",
         place=Place(f"declaration of tool {name!r}, character {char}", tool=name, char=char),
         examples=(
-            Example(requests[i].line, first[char : char + 120].decode(errors="replace"), first[max(0, char - 40) : char].decode(errors="replace")),
-            Example(requests[j].line, second[char : char + 120].decode(errors="replace"), second[max(0, char - 40) : char].decode(errors="replace")),
+            Example(
+                requests[i].line,
+                first[char : char + 120].decode(errors="replace"),
+                first[max(0, char - 40) : char].decode(errors="replace"),
+            ),
+            Example(
+                requests[j].line,
+                second[char : char + 120].decode(errors="replace"),
+                second[max(0, char - 40) : char].decode(errors="replace"),
+            ),
         ),
         mend="Write the tools' JSON one way: serialise them once, or with sorted keys",
-        rewrite=lambda log: [_with_tools(request, lambda tools: [canonical_tool(tool) for tool in tools]) for request in log],
+        rewrite=lambda log: [
+            _with_tools(request, lambda tools: [canonical_tool(tool) for tool in tools]) for request in log
+        ],
         pair=(i, j),
         rule={"rule": "sort_tool_keys"},
         details={"forms": len(most)},
@@ -128,7 +138,7 @@ def _set_changing(requests: list[Request], with_tools: list[int]) -> Candidate |
             Example(requests[i].line, ", ".join(_names(requests[i]))[:200]),
             Example(requests[j].line, ", ".join(_names(requests[j]))[:200]),
         ),
-        mend="Send the same tools every time, in one order, and say which may be called with tool_choice or allowed_tools",
+        mend="Send the same tools every time, in one order, and say which may be called with tool_choice",
         rewrite=_union_of_tools(requests, kits, frequency),
         pair=(i, j),
         details={"sets": len(most), "tools": len(frozenset().union(*most))},

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from caudex.trace.bodies import parse_time
 
 _MONTHS = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _TIME_OF_DAY = re.compile(r"\b\d{1,2}:\d{2}(?::(\d{2}))?(?:[.,]\d+)?\s*(?:[ap]\.?m\.?)?", re.IGNORECASE)
 _ISO_DATE = re.compile(r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b")
-_WORD_DATE = re.compile(rf"\b{_MONTHS}\.? \d{{1,2}}\b|\b\d{{1,2}} {_MONTHS}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\b.{{0,4}}{_MONTHS}", re.IGNORECASE)
+_WORD_DATE = re.compile(
+    rf"\b{_MONTHS}\.? \d{{1,2}}\b|\b\d{{1,2}} {_MONTHS}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\b.{{0,4}}{_MONTHS}", re.IGNORECASE
+)
 _WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b", re.IGNORECASE)
 _EPOCH = re.compile(r"\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b")
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
@@ -20,10 +24,16 @@ _MIXED_ID = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{6,}\b")
 _BIG_NUMBER = re.compile(r"\b\d{4,}\b")
 _PROPER_NAME = re.compile(r"[A-Z][\w.&'-]{2,}(?: [A-Z][\w.&'-]*)*[.,;]?")
 _CLOCK_WORDS = re.compile(r"\b(time|date|today|now|clock|timestamp|hour|day)\b", re.IGNORECASE)
-_ID_WORDS = re.compile(r"\b(request|trace|nonce|correlation|span|run|call|message|random|seed|uuid|id)\b", re.IGNORECASE)
+_ID_WORDS = re.compile(
+    r"\b(request|trace|nonce|correlation|span|run|call|message|random|seed|uuid|id)\b", re.IGNORECASE
+)
 _SESSION_WORDS = re.compile(r"\b(session|conversation|chat|thread|ticket|case)\b", re.IGNORECASE)
-_TENANT_WORDS = re.compile(r"\b(tenant|company|organi[sz]ation|org|account|workspace|team|client|brand)\b", re.IGNORECASE)
-_USER_WORDS = re.compile(r"\b(user|customer|name|helping|assisting|dear|hello|hi|talking|speaking|person|member|patient)\b", re.IGNORECASE)
+_TENANT_WORDS = re.compile(
+    r"\b(tenant|company|organi[sz]ation|org|account|workspace|team|client|brand)\b", re.IGNORECASE
+)
+_USER_WORDS = re.compile(
+    r"\b(user|customer|name|helping|assisting|dear|hello|hi|talking|speaking|person|member|patient)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +62,16 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     per_session = _kept_by_session(uses)
     if share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct):
         return ValueKind("clock", per_session, _period(uses, before))
-    if _CLOCK_WORDS.search(before[-40:]) and _is_rising(uses) and share(lambda v: bool(re.search(r"\d", v)), distinct) >= 0.8:
+    if (
+        _CLOCK_WORDS.search(before[-40:])
+        and _is_rising(uses)
+        and share(lambda v: bool(re.search(r"\d", v)), distinct) >= 0.8
+    ):
         return ValueKind("clock", per_session, _period(uses, before))
     names = f"{before[-60:]} {after[:20]}"
     if per_session:
         return ValueKind(_owner_kind(uses, names, distinct), True)
-    if _is_random(distinct) or len(distinct) >= 0.9 * len(values) and share(_is_short_word, distinct) >= 0.9:
+    if _is_random(distinct) or (len(distinct) >= 0.9 * len(values) and share(_is_short_word, distinct) >= 0.9):
         if _SESSION_WORDS.search(names):
             return ValueKind("session_id", False)
         return ValueKind("request_counter" if _is_counter(uses) else "request_id", False)
@@ -84,12 +98,14 @@ def _owner_kind(uses: list[ValueUse], names: str, distinct: set[str]) -> str:
     return "user_name" if share(_is_short_word, distinct) >= 0.9 and not few else "varying_value"
 
 
-def share(test: object, values: set[str]) -> float:
-    return sum(map(test, values)) / max(len(values), 1)  # type: ignore[arg-type, call-overload]
+def share(test: Callable[[str], bool], values: set[str]) -> float:
+    return sum(map(test, values)) / max(len(values), 1)
 
 
 def _looks_like_clock(value: str) -> bool:
-    return any(pattern.search(value) for pattern in (_TIME_OF_DAY, _ISO_DATE, _WORD_DATE, _WEEKDAY)) and len(value) <= 60
+    return (
+        any(pattern.search(value) for pattern in (_TIME_OF_DAY, _ISO_DATE, _WORD_DATE, _WEEKDAY)) and len(value) <= 60
+    )
 
 
 def _is_epoch(distinct: set[str]) -> bool:
@@ -127,7 +143,9 @@ def _is_function_of_tenant(uses: list[ValueUse]) -> bool:
     for use in uses:
         if use.tenant is not None:
             values[use.tenant].add(use.value)
-    return len(values) >= 2 and all(len(found) == 1 for found in values.values()) and len({use.value for use in uses}) >= 2
+    return (
+        len(values) >= 2 and all(len(found) == 1 for found in values.values()) and len({use.value for use in uses}) >= 2
+    )
 
 
 def _numbers(uses: list[ValueUse]) -> list[float]:
@@ -137,13 +155,13 @@ def _numbers(uses: list[ValueUse]) -> list[float]:
 
 def _is_rising(uses: list[ValueUse]) -> bool:
     numbers = _numbers(uses)
-    rises = sum(b >= a for a, b in zip(numbers, numbers[1:], strict=False))
+    rises = sum(b >= a for a, b in pairwise(numbers))
     return len(numbers) >= 0.8 * len(uses) and rises >= 0.95 * max(len(numbers) - 1, 1)
 
 
 def _is_counter(uses: list[ValueUse]) -> bool:
     numbers = _numbers(uses)
-    steps = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(numbers)]
     return bool(steps) and len(numbers) == len(uses) and sum(0 <= step <= 2 for step in steps) >= 0.9 * len(steps)
 
 
@@ -160,6 +178,6 @@ def _period(uses: list[ValueUse], before: str) -> str:
     moments = [parse_time(use.timestamp) for use in uses if use.timestamp is not None]
     if len(moments) < 2 or moments[-1] is None or moments[0] is None:
         return "unknown"
-    changes = sum(a.value != b.value for a, b in zip(uses, uses[1:], strict=False))
+    changes = sum(a.value != b.value for a, b in pairwise(uses))
     seconds = (moments[-1] - moments[0]) / max(changes, 1)
     return "second" if seconds < 30 else "minute" if seconds < 1800 else "hour" if seconds < 43200 else "day"

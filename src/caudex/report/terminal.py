@@ -1,0 +1,178 @@
+"""The analysis on one screen, read as an answer: what to do first, then why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from caudex.analysis.results import Analysis, Breaker
+from caudex.report.numbers import bytes_text, count_text, duration_text, percent
+
+SHOWN_BREAKERS = 3
+SHOWN_CAPACITIES = 5
+BAR_WIDTH = 60
+
+
+def print_analysis(analysis: Analysis, console: Console) -> None:
+    console.print(summary(analysis))
+
+
+def summary(analysis: Analysis) -> RenderableType:
+    parts: list[RenderableType] = [_source_line(analysis), _answer(analysis), _budget(analysis), _breakers(analysis)]
+    parts += [_capacities(analysis), _facts(analysis), _flags(analysis), _notes(analysis)]
+    return Group(*parts)
+
+
+def _source_line(analysis: Analysis) -> Text:
+    span = "" if not analysis.seconds else f" over {duration_text(analysis.seconds)}"
+    source = "standard input" if analysis.read.source == "-" else Path(analysis.read.source).name
+    line = Text(
+        f"{source}: {analysis.requests:,} requests{span}, {count_text(analysis.prompt_tokens)} prompt tokens", "dim"
+    )
+    if analysis.tokenizer:
+        line.append(f" ({analysis.tokenizer})")
+    return line
+
+
+def _answer(analysis: Analysis) -> RenderableType:
+    decision = analysis.decision
+    text = Text(decision.headline, "bold green" if decision.enable else "bold")
+    if decision.enable:
+        memory = "" if decision.capacity_gib is None else f" ({decision.capacity_gib:,.1f} GiB of KV)"
+        text.append(f"\nwith {decision.capacity_blocks:,} blocks of {analysis.block_size} tokens{memory}", "default")
+        speed = decision.speed
+        text.append(
+            f"; prefill a request {_seconds(speed.prefill_seconds_without)} → {_seconds(speed.prefill_seconds_with)}",
+            "default",
+        )
+    if analysis.breakers:
+        best = analysis.breakers[0]
+        text.append(f"\nFirst mend: {best.title.lower()} — {percent(analysis.infinite_hit_rate)} → ", "bold yellow")
+        text.append(percent(best.hit_rate_if_mended), "bold yellow")
+    return Panel(text, expand=False, border_style="green" if decision.enable else "dim", padding=(0, 1))
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.1f} s"
+
+
+def _budget(analysis: Analysis) -> Text:
+    """The token budget as a bar: same session, other sessions, lost to rounding, new."""
+    repeated = analysis.repetition
+    shares = [
+        (repeated.in_session_hit_rate, "same session", "green"),
+        (repeated.cross_session_hit_rate, "other sessions", "cyan"),
+        (repeated.token_hit_rate - repeated.hit_rate, "lost to block rounding", "yellow"),
+        (1 - repeated.token_hit_rate, "new", "bright_black"),
+    ]
+    bar = Text("  ")
+    for share, _, style in shares:
+        bar.append("█" * round(max(share, 0) * BAR_WIDTH), style)
+    legend = Text("\n  ")
+    for share, label, style in shares:
+        legend.append("■ ", style).append(f"{label} {percent(share)}   ")
+    return bar + legend
+
+
+def _breakers(analysis: Analysis) -> RenderableType:
+    if not analysis.breakers:
+        if analysis.breakers_searched.startswith("not"):
+            return Text("Breakers were not looked for.", "dim")
+        return Text(f"Nothing breaks prefixes (looked {analysis.breakers_searched}).", "green")
+    rows: list[RenderableType] = [Text("What breaks prefixes, the costliest first", "bold")]
+    rows += [_breaker(number, breaker) for number, breaker in enumerate(analysis.breakers[:SHOWN_BREAKERS], start=1)]
+    more = len(analysis.breakers) - SHOWN_BREAKERS
+    if more > 0:
+        rows.append(Text(f"  and {more} more (--html or --json)", "dim"))
+    return Group(*rows)
+
+
+def _breaker(number: int, breaker: Breaker) -> RenderableType:
+    text = Text(f"{number}. {breaker.title}", "yellow")
+    text.append(f"  [{breaker.kind}]", "dim").append(f"  at {_place(breaker)}\n", "default")
+    shown = [repr(example.value[:44]) for example in breaker.examples[:2]]
+    text.append(f"   {' ↔ '.join(shown)}\n", "dim")
+    text.append(
+        f"   costs {count_text(breaker.tokens_lost)} tokens in {breaker.requests:,} requests; hit rate if mended: ",
+        "default",
+    )
+    text.append(percent(breaker.hit_rate_if_mended), "bold")
+    if breaker.hit_rate_if_all_mended - breaker.hit_rate_if_mended > 0.005:
+        text.append(f" ({percent(breaker.hit_rate_if_all_mended)} with those above)", "default")
+    text.append(f"\n   {breaker.mend}.", "default")
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _place(breaker: Breaker) -> str:
+    token = "" if breaker.where.token is None else f", token {breaker.where.token:,}"
+    return f"{breaker.where.description}{token}"
+
+
+def _capacities(analysis: Analysis) -> RenderableType:
+    """The curve at a few capacities, a column a policy, the bound last."""
+    policies = list(dict.fromkeys(row.policy for row in analysis.curve))
+    capacities = sorted({row.capacity_blocks for row in analysis.curve})
+    step = max(1, -(-len(capacities) // SHOWN_CAPACITIES))
+    shown = capacities[::-1][::step][::-1]
+    rates = {(row.policy, row.capacity_blocks): row for row in analysis.curve}
+    table = Table(box=None, padding=(0, 2), title="Hit rate by capacity", title_justify="left", title_style="bold")
+    table.add_column("blocks", justify="right")
+    if analysis.kv is not None:
+        table.add_column("KV", justify="right")
+    for policy in policies:
+        table.add_column("bound" if policy == "clairvoyant" else policy, justify="right")
+    for capacity in shown:
+        row = rates[policies[0], capacity]
+        memory = [] if row.capacity_gib is None else [bytes_text(row.capacity_gib * 2**30)]
+        table.add_row(f"{capacity:,}", *memory, *(percent(rates[policy, capacity].hit_rate) for policy in policies))
+    return table
+
+
+def _facts(analysis: Analysis) -> Text:
+    needed = {row.label: row for row in analysis.capacities}
+    text = Text("Capacity  ", "bold")
+    text.append(f"knee {needed['knee'].capacity_blocks:,} blocks", "default")
+    for label in ("90%", "95%", "99%"):
+        text.append(f" · {label} of the ceiling {needed[label].capacity_blocks:,}", "default")
+    text.append("\nBlocks    ", "bold")
+    text.append(" · ".join(f"{row.block_size}: {percent(row.hit_rate)}" for row in analysis.block_sizes), "default")
+    repeated = analysis.repetition
+    text.append("\nBesides   ", "bold")
+    text.append(f"generated tokens cached too {percent(repeated.with_output_hit_rate)}", "default")
+    text.append(f" · computed twice at once {percent(repeated.in_flight_rate)}", "default")
+    tier = max(analysis.tiers, key=lambda row: row.gain)
+    text.append(
+        f" · a tier behind {tier.pool_blocks:,} blocks up to +{tier.gain * 100:.1f} points"
+        if tier.gain > 0.005
+        else "",
+        "default",
+    )
+    if analysis.routing is not None:
+        text.append("\nRouting   ", "bold")
+        text.append(" · ".join(f"{row.routing} {percent(row.hit_rate)}" for row in analysis.routing), "default")
+    return text
+
+
+def _flags(analysis: Analysis) -> Text:
+    text = Text("Flags     ", "bold")
+    text.append(analysis.decision.flags["vllm"], "default")
+    text.append("   (SGLang, TensorRT-LLM, llama.cpp: --json or --html)", "dim")
+    return text
+
+
+def _notes(analysis: Analysis) -> Text:
+    notes: list[str] = []
+    if analysis.template:
+        notes.append(f"template: {analysis.template}")
+    notes.append(f"{analysis.decision.speed.assumption}")
+    read = analysis.read
+    if read.bad_lines:
+        shown = "; ".join(f"line {line}: {reason}" for line, reason in read.bad_examples)
+        notes.append(f"{read.bad_lines} bad lines skipped ({shown})")
+    notes += [f"{count} {message}" for message, count in read.warnings.items()]
+    return Text("\n".join(f"· {note}" for note in notes), "dim")

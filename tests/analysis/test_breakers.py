@@ -1,0 +1,147 @@
+"""Each planted breaker is named first, at its place, with the right mended hit rate; clean logs stay clean."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caudex.analysis.analyze import analyze
+from caudex.analysis.breakers import Finding, find_breakers
+from caudex.analysis.corpus import Corpus
+from caudex.analysis.replay import replay
+from caudex.trace.bodies import parse_object
+from caudex.trace.encode import PromptEncoder
+from caudex.trace.render import RequestRenderer
+from caudex.trace.request import Request
+from caudex.trace.tokenizer import BytesTokenizer
+
+
+def _load_mutators() -> Any:
+    spec = importlib.util.spec_from_file_location("mutators", Path(__file__).with_name("mutators.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutators"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+MUTATORS: dict[str, tuple[Any, set[str]]] = _load_mutators().MUTATORS
+
+
+def requests_of(bodies: list[dict[str, Any]]) -> list[Request]:
+    corpus = Corpus()
+    for line, body in enumerate(bodies, start=1):
+        for request in parse_object(json.loads(json.dumps(body)), line):
+            corpus.add(request)
+    return corpus.requests
+
+
+def encoder() -> PromptEncoder:
+    return PromptEncoder(BytesTokenizer(), RequestRenderer())
+
+
+def breakers_of(bodies: list[dict[str, Any]]) -> list[Finding]:
+    return find_breakers(requests_of(bodies), encoder(), 16)[0]
+
+
+@pytest.fixture(scope="module")
+def clean_rate(tau_bodies: list[dict[str, Any]]) -> float:
+    return replay(requests_of(tau_bodies), encoder(), 16).hit_rate
+
+
+@pytest.mark.parametrize("name", MUTATORS)
+def test_a_planted_breaker_is_the_first_finding(name: str, tau_bodies: list[dict[str, Any]]) -> None:
+    mutate, kinds = MUTATORS[name]
+    findings = breakers_of(mutate(tau_bodies))
+    assert findings, f"{name}: nothing found"
+    assert findings[0].candidate.kind in kinds
+    assert findings[0].tokens_lost > 0
+    assert findings[0].place.description
+    assert len({example.value for example in findings[0].candidate.examples}) == 2
+
+
+EXACTLY_UNDONE = [
+    "clock_in_the_middle", "clock_at_the_end", "epoch_at_the_head", "clock_in_a_tool", "clock_in_history",
+    "uuid_at_the_head", "nonce_in_the_middle", "counter", "session_id_head", "user_name_middle", "tools_shuffled",
+    "tool_keys_shuffled", "tools_chosen_by_request", "history_truncated", "history_summarized", "tool_results_cleared",
+    "history_respaced", "arguments_reserialized", "reasoning_content_stripped", "whitespace_drift", "ab_test_by_request",
+    "salted_by_session", "lora_mix", "model_mix",
+]  # fmt: skip
+"""Mutants whose mend gives back the clean log, but for the planted value itself."""
+
+
+@pytest.mark.parametrize("name", EXACTLY_UNDONE)
+def test_the_mended_rate_is_that_of_the_clean_log(name: str, tau_bodies: list[Any], clean_rate: float) -> None:
+    mutate, _ = MUTATORS[name]
+    finding = breakers_of(mutate(tau_bodies))[0]
+    assert finding.hit_rate_if_mended == pytest.approx(clean_rate, abs=0.01)
+
+
+def test_a_clean_log_is_clean(tau_bodies: list[Any]) -> None:
+    assert breakers_of(tau_bodies) == []
+
+
+def test_a_clean_log_without_sessions_is_clean(tau_bodies: list[Any]) -> None:
+    assert breakers_of([{k: v for k, v in body.items() if k != "session_id"} for body in tau_bodies]) == []
+
+
+def test_a_date_that_changes_once_is_not_worth_telling(tau_bodies: list[Any]) -> None:
+    mutated = []
+    for index, body in enumerate(tau_bodies):
+        day = "2026-03-01" if index < 90 else "2026-03-02"
+        system = {**body["messages"][0], "content": body["messages"][0]["content"] + f"\nToday is {day}."}
+        mutated.append({**body, "messages": [system, *body["messages"][1:]]})
+    kinds = [finding.candidate.kind for finding in breakers_of(mutated)]
+    assert kinds in ([], ["clock"])
+    for finding in breakers_of(mutated):
+        assert finding.tokens_lost < 0.05 * sum(len(json.dumps(body)) / 4 for body in mutated)
+
+
+def test_one_breaker_behind_another_is_found_too(tau_bodies: list[Any]) -> None:
+    clock, _ = MUTATORS["epoch_at_the_head"]
+    shuffle, _ = MUTATORS["tools_shuffled"]
+    kinds = {finding.candidate.kind for finding in breakers_of(clock(shuffle(tau_bodies)))}
+    assert kinds == {"clock", "tools_reordered"}
+
+
+def test_what_users_wrote_is_never_offered_for_rewriting(tau_bodies: list[Any]) -> None:
+    for name in ("retrieved_passages_shuffled", "clock_in_history", "history_respaced"):
+        mutate, _ = MUTATORS[name]
+        assert all(finding.candidate.rule is None for finding in breakers_of(mutate(tau_bodies)))
+
+
+def test_a_regenerated_turn_is_a_branch_and_no_breaker(tau_bodies: list[Any]) -> None:
+    longest = max(tau_bodies, key=lambda body: len(body["messages"]))
+    branched = []
+    for index, body in enumerate(tau_bodies):
+        branched.append(body)
+        if index % 3 == 0 and len(body["messages"]) > 4:
+            other = {"role": "user", "content": f"Actually, forget that. Let us talk about trip {index} instead."}
+            branched.append({**body, "messages": [*body["messages"][:-1], other]})
+    assert longest in branched
+    assert breakers_of(branched) == []
+
+
+LABELLED = {
+    "ts_head": "clock",
+    "user_name_head": "user_name",
+    "tool_shuffle": "tools_reordered",
+    "history_truncated": "history_truncated",
+    "thinking_stripped": "reasoning_stripped",
+    "cache_salt_10": "cache_salt",
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_mutants_of_the_trace_collection(name: str, traces: Path) -> None:
+    base = analyze(traces / "mutants" / "base.openai.jsonl.gz")
+    assert base.is_clean
+    mutant = analyze(traces / "mutants" / f"{name}.openai.jsonl.gz")
+    assert mutant.breakers[0].kind == LABELLED[name]
+    assert mutant.breakers[0].hit_rate_if_mended == pytest.approx(base.infinite_hit_rate, abs=0.01)
