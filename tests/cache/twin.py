@@ -13,7 +13,7 @@ from typing import Literal
 Tokens = tuple[int, ...]
 
 
-class TwinOutOfBlocks(Exception):
+class TwinOutOfBlocks(Exception):  # noqa: N818
     pass
 
 
