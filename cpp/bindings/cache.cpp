@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
@@ -37,6 +38,7 @@ double wall_time() {
 class SharedCache {
  public:
   SharedCache(const CacheOptions& options, bool manual_clock) : cache_(options), manual_clock_(manual_clock) {}
+  ~SharedCache() { release_orphans(); }
 
   template <typename Call>
   auto locked(Call call) {
@@ -115,6 +117,11 @@ struct PySequence {
   }
 };
 
+// What PrefixCache.pin() hands out.
+struct PyPin {
+  PySequence held;
+};
+
 struct PyCache {
   std::shared_ptr<SharedCache> shared;
 };
@@ -136,41 +143,81 @@ Grain to_grain(const std::string& index) {
   throw std::invalid_argument("unknown index '" + index + "': choose 'radix' or 'hash'");
 }
 
+Sharing to_sharing(const std::string& name) {
+  if (name == "isolated") return Sharing::kIsolated;
+  if (name == "shared") return Sharing::kShared;
+  if (name == "public") return Sharing::kPublic;
+  if (name == "k_anonymous") return Sharing::kAnonymous;
+  throw std::invalid_argument("unknown sharing '" + name +
+                              "': choose 'isolated', 'shared', 'public' or 'k_anonymous'");
+}
+
+constexpr std::int64_t kMaxBlocks = 1 << 30;
+
+std::uint32_t to_option(std::int64_t value, const char* what, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return static_cast<std::uint32_t>(value);
+  throw std::invalid_argument(std::string(what) + " must be from " + std::to_string(least) + " to " +
+                              std::to_string(most) + ", got " + std::to_string(value));
+}
+
 PyCache make_cache(std::int64_t num_blocks, std::int64_t block_size, const std::string& index, const std::string& policy,
                    const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
+                   const std::string& sharing, std::int64_t k, std::optional<std::int64_t> pin_budget,
                    bool manual_clock) {
-  constexpr std::int64_t kMaxBlocks = 1 << 30;
-  constexpr std::int64_t kMaxBlockSize = 1 << 16;
-  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
-    throw std::invalid_argument("num_blocks must be from 1 to " + std::to_string(kMaxBlocks) + ", got " +
-                                std::to_string(num_blocks));
-  }
-  if (block_size < 1 || block_size > kMaxBlockSize) {
-    throw std::invalid_argument("block_size must be from 1 to " + std::to_string(kMaxBlockSize) + ", got " +
-                                std::to_string(block_size));
-  }
-  if (window && (*window < 0 || *window > kMaxBlocks)) {
-    throw std::invalid_argument("thrash_window must be from 0 to " + std::to_string(kMaxBlocks) + ", got " +
-                                std::to_string(*window));
-  }
   CacheOptions options;
-  options.num_blocks = static_cast<std::uint32_t>(num_blocks);
-  options.block_size = static_cast<std::uint32_t>(block_size);
+  options.num_blocks = to_option(num_blocks, "num_blocks", 1, kMaxBlocks);
+  options.block_size = to_option(block_size, "block_size", 1, 1 << 16);
   options.grain = to_grain(index);
   options.policy = policy;
   options.hash = hash;
   options.secret = secret ? *secret : random_secret();
-  options.thrash_window = static_cast<std::uint32_t>(window.value_or(num_blocks));
+  options.thrash_window = to_option(window.value_or(num_blocks), "thrash_window", 0, kMaxBlocks);
+  options.sharing = to_sharing(sharing);
+  options.k = to_option(k, "k", 2, 1 << 16);
+  options.pin_budget = to_option(pin_budget.value_or(num_blocks / 2), "pin_budget", 0, num_blocks);
   return {std::make_shared<SharedCache>(options, manual_clock)};
 }
 
-template <typename Start>
-PySequence start(PyCache& self, nb::handle tokens, Start call) {
-  TokenArgument ids(tokens);
+// A prompt as Python gives it: tokens, and [(start, end, key), ...] for content that is not text.
+class PromptArgument {
+ public:
+  PromptArgument(nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content)
+      : ids_(tokens) {
+    prompt_.tokens = ids_.data();
+    prompt_.count = ids_.size();
+    prompt_.space = space;
+    prompt_.tenant = tenant;
+    if (content.is_none()) return;
+    for (nb::handle item : content) {
+      auto [start, end, key] = nb::cast<std::tuple<std::int64_t, std::int64_t, nb::bytes>>(item);
+      const auto limit = static_cast<std::int64_t>(prompt_.count);
+      prompt_.content.push_back({to_option(start, "the start of content", 0, limit),
+                                 to_option(end, "the end of content", 0, limit),
+                                 std::string(key.c_str(), key.size())});
+    }
+  }
+  const Prompt& operator*() const { return prompt_; }
+  bool is_long() const { return prompt_.count > kLongCall; }
+
+ private:
+  TokenArgument ids_;
+  Prompt prompt_;
+};
+
+template <typename Call>
+auto call(PyCache& self, const PromptArgument& prompt, Call run) {
+  return prompt.is_long() ? self.shared->locked_without_gil(run) : self.shared->locked(run);
+}
+
+using Start = void (PrefixCache::*)(Sequence&, const Prompt&);
+
+template <Start start>
+PySequence begin(PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant,
+                 nb::handle content, std::optional<SessionHints> hints) {
+  PromptArgument prompt(tokens, space, tenant, content);
   PySequence sequence(self.shared);
-  auto run = [&](PrefixCache& cache) { call(cache, *sequence.state, ids); };
-  if (ids.size() > kLongCall) self.shared->locked_without_gil(run);
-  else self.shared->locked(run);
+  if (hints) sequence.state->hints = *hints;
+  call(self, prompt, [&](PrefixCache& cache) { (cache.*start)(*sequence.state, *prompt); });
   return sequence;
 }
 
@@ -188,6 +235,80 @@ std::vector<Sequence*> states_of(PyCache& self, nb::list sequences) {
 template <typename Get>
 auto counter(Get get) {
   return [get](PyCache& self) { return self.shared->locked([&](PrefixCache& cache) { return (cache.*get)(); }); };
+}
+
+nb::list take_events(PyCache& self) {
+  const std::vector<CacheEvent> events =
+      self.shared->locked([](PrefixCache& cache) { return cache.take_events(); });
+  nb::list out;
+  for (const CacheEvent& event : events) {
+    if (event.kind == CacheEvent::Kind::kCleared) {
+      out.append(nb::make_tuple("cleared"));
+    } else if (event.kind == CacheEvent::Kind::kRemoved) {
+      out.append(nb::make_tuple("removed", event.blocks));
+    } else {
+      nb::object parent = event.has_parent ? nb::cast(event.parent) : nb::none();
+      out.append(nb::make_tuple("stored", event.blocks, parent, event.tokens));
+    }
+  }
+  return out;
+}
+
+BlockArray count_cached(PyCache& self, nb::list prompts, const std::string& space, const std::string& tenant) {
+  std::vector<PromptArgument> arguments;
+  arguments.reserve(prompts.size());
+  for (nb::handle prompt : prompts) arguments.emplace_back(prompt, space, tenant, nb::none());
+  std::vector<std::int32_t> counts(arguments.size());
+  self.shared->locked_without_gil([&](PrefixCache& cache) {
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      counts[i] = static_cast<std::int32_t>(cache.count_cached(*arguments[i]));
+    }
+  });
+  return to_numpy(std::move(counts));
+}
+
+const char* reason_name(MissReason reason) {
+  switch (reason) {
+    case MissReason::kComplete: return "complete";
+    case MissReason::kEvicted: return "evicted";
+    case MissReason::kOtherNamespace: return "other_namespace";
+    case MissReason::kDiverged: return "diverged";
+    case MissReason::kBelowBlock: return "below_block";
+    case MissReason::kNeverSeen: break;
+  }
+  return "never_seen";
+}
+
+void bind_explanation(nb::module_& m) {
+  nb::class_<Explanation>(m, "Explanation", "Why a prompt did not hit further.")
+      .def_prop_ro("reason", [](const Explanation& self) { return reason_name(self.reason); },
+                   "The most telling of 'complete', 'evicted', 'other_namespace', 'diverged', 'below_block', "
+                   "'never_seen'.")
+      .def_ro("num_tokens", &Explanation::num_tokens)
+      .def_ro("num_cached", &Explanation::num_cached)
+      .def_ro("evicted_seconds_ago", &Explanation::evicted_seconds_ago, "When the next block went.")
+      .def_ro("policy", &Explanation::policy, "The policy that chose it.")
+      .def_ro("num_evicted", &Explanation::num_evicted, "Tokens that would have followed, as far as remembered.")
+      .def_ro("other_namespace", &Explanation::other_space, "Where more of the prompt is cached.")
+      .def_ro("num_cached_there", &Explanation::num_cached_there)
+      .def_ro("diverged_at", &Explanation::diverged_at, "The first token that differs from the closest cached prompt.")
+      .def_prop_ro("expected_tokens", [](const Explanation& self) { return to_numpy(self.expected); },
+                   nb::rv_policy::move, "How that one goes on there, a few tokens.");
+  nb::class_<SessionHints>(m, "SessionHints",
+                           "What a caller knows of the conversation a request belongs to; policies may use it.")
+      .def(nb::init<std::uint64_t, double, bool, double>(), nb::kw_only(), nb::arg("session") = 0,
+           nb::arg("expected_return") = -1.0, nb::arg("ends") = false, nb::arg("priority") = 0.0)
+      .def_ro("session", &SessionHints::session, "Equal for the requests of one conversation; 0 when unknown.")
+      .def_ro("expected_return", &SessionHints::expected_return,
+              "Seconds until the next request of the session; negative when unknown.")
+      .def_ro("ends", &SessionHints::ends, "No request of this session will follow.")
+      .def_ro("priority", &SessionHints::priority, "Higher is kept longer, by policies that look at it.");
+  nb::class_<Occupancy>(m, "Occupancy", "What lies in the pool right now.")
+      .def_ro("pinned_blocks", &Occupancy::pinned_blocks)
+      .def_ro("cached_blocks", &Occupancy::cached_blocks)
+      .def_ro("unused_slots", &Occupancy::unused_slots, "Allocated and not filled: internal fragmentation.")
+      .def_ro("repeated_slots", &Occupancy::repeated_slots,
+              "Copies of slots that another block holds too, where prompts part inside a block.");
 }
 
 void bind_results(nb::module_& m) {
@@ -242,7 +363,10 @@ void bind_sequence(nb::module_& m) {
       .def_prop_ro("is_released", [](PySequence& self) { return !self.state->running; })
       .def_prop_ro("tokens", [](PySequence& self) { return to_numpy(self.running().tokens); },
                    nb::rv_policy::move, "A copy, int32.")
-      .def_prop_ro("block_table", [](PySequence& self) { return to_numpy(self.running().table); }, nb::rv_policy::move,
+      .def_prop_ro("block_table", [](PySequence& self) {
+                     return self.cache->locked([&](PrefixCache&) { return to_numpy(self.running().table); });
+                   },
+                   nb::rv_policy::move,
                    "A copy, int32: the block of every `block_size` allocated slots. commit() may replace entries.")
       .def("allocate",
            [](PySequence& self, std::int64_t num_tokens) {
@@ -266,6 +390,12 @@ void bind_sequence(nb::module_& m) {
            nb::arg("num_tokens"),
            "Says that the KV of the first `num_tokens` tokens has been written, so that they can be matched.\n\n"
            "Blocks that another request committed first take the place of this one's: read block_table again.")
+      .def("set_hints",
+           [](PySequence& self, const SessionHints& hints) {
+             self.running();
+             self.cache->locked([&](PrefixCache&) { self.state->hints = hints; });
+           },
+           nb::arg("hints"), "Replaces what is known of the conversation, before release().")
       .def("fork",
            [](PySequence& self) {
              PySequence child(self.cache);
@@ -281,12 +411,23 @@ void bind_sequence(nb::module_& m) {
            "Ends the request: unpins its blocks. What is committed stays cached.");
 }
 
+void bind_pin(nb::module_& m) {
+  nb::class_<PyPin>(m, "Pin", "A prefix that is kept until release(), or until this object is dropped.")
+      .def_prop_ro("num_tokens", [](PyPin& self) { return self.held.running().num_cached; }, "In whole blocks.")
+      .def_prop_ro("blocks", [](PyPin& self) { return to_numpy(self.held.running().table); }, nb::rv_policy::move)
+      .def("release", [](PyPin& self) {
+        self.held.cache->locked([&](PrefixCache& cache) { cache.release(*self.held.state); });
+      });
+}
+
 }  // namespace
 
 void bind_cache(nb::module_& m) {
   nb::exception<OutOfBlocks>(m, "OutOfBlocks", PyExc_RuntimeError);
   bind_results(m);
   bind_sequence(m);
+  bind_pin(m);
+  bind_explanation(m);
   m.def("policy_names", &policy_names, "The eviction policies that can be chosen by name.");
   m.def("hasher_names", &hasher_names, "The block hashes that can be chosen by name.");
 
@@ -294,37 +435,80 @@ void bind_cache(nb::module_& m) {
       .def("__init__",
            [](PyCache* self, std::int64_t num_blocks, std::int64_t block_size, const std::string& index,
               const std::string& policy, const std::string& hash, std::optional<std::uint64_t> secret,
-              std::optional<std::int64_t> thrash_window, bool manual_clock) {
-             new (self) PyCache(
-                 make_cache(num_blocks, block_size, index, policy, hash, secret, thrash_window, manual_clock));
+              std::optional<std::int64_t> thrash_window, const std::string& sharing, std::int64_t k,
+              std::optional<std::int64_t> pin_budget, bool manual_clock) {
+             new (self) PyCache(make_cache(num_blocks, block_size, index, policy, hash, secret, thrash_window, sharing, k,
+                                           pin_budget, manual_clock));
            },
            nb::arg("num_blocks"), nb::arg("block_size") = 16, nb::kw_only(), nb::arg("index") = "radix",
            nb::arg("policy") = "lru", nb::arg("hash") = "fold64", nb::arg("secret").none() = nb::none(),
-           nb::arg("thrash_window").none() = nb::none(), nb::arg("manual_clock") = false)
+           nb::arg("thrash_window").none() = nb::none(), nb::arg("sharing") = "isolated", nb::arg("k") = 2,
+           nb::arg("pin_budget").none() = nb::none(), nb::arg("manual_clock") = false)
       .def("match",
-           [](PyCache& self, nb::object tokens, const std::string& space) {
-             TokenArgument ids(tokens);
-             auto run = [&](PrefixCache& cache) { return cache.match(ids.data(), ids.size(), space); };
-             return ids.size() > kLongCall ? self.shared->locked_without_gil(run) : self.shared->locked(run);
+           [](PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content) {
+             PromptArgument prompt(tokens, space, tenant, content);
+             return call(self, prompt, [&](PrefixCache& cache) { return cache.match(*prompt); });
            },
-           nb::arg("tokens"), nb::arg("namespace") = "",
+           nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(), nb::arg("tenant") = "",
+           nb::arg("content").none() = nb::none(),
            "The longest cached prefix of `tokens`, at most len(tokens) - 1. Pins and touches nothing.")
-      .def("begin",
-           [](PyCache& self, nb::object tokens, const std::string& space) {
-             return start(self, tokens, [&](PrefixCache& cache, Sequence& sequence, const TokenArgument& ids) {
-               cache.begin(sequence, ids.data(), ids.size(), space);
-             });
+      .def("count_cached", &count_cached, nb::arg("prompts"), nb::arg("namespace") = "", nb::kw_only(),
+           nb::arg("tenant") = "",
+           "How many tokens match() would find, for each of several prompts, in one call: for ordering a queue.")
+      .def("explain",
+           [](PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content) {
+             PromptArgument prompt(tokens, space, tenant, content);
+             return call(self, prompt, [&](PrefixCache& cache) { return cache.explain(*prompt); });
            },
-           nb::arg("tokens"), nb::arg("namespace") = "",
+           nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(), nb::arg("tenant") = "",
+           nb::arg("content").none() = nb::none(),
+           "Why match() finds no more than it does. For the operator: it looks across namespaces and tenants.")
+      .def("begin", &begin<&PrefixCache::begin>, nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(),
+           nb::arg("tenant") = "", nb::arg("content").none() = nb::none(), nb::arg("hints").none() = nb::none(),
            "Starts a request: matches and pins the longest cached prefix, atomically.")
-      .def("resume",
-           [](PyCache& self, nb::object tokens, const std::string& space) {
-             return start(self, tokens, [&](PrefixCache& cache, Sequence& sequence, const TokenArgument& ids) {
-               cache.resume(sequence, ids.data(), ids.size(), space);
-             });
+      .def("resume", &begin<&PrefixCache::resume>, nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(),
+           nb::arg("tenant") = "", nb::arg("content").none() = nb::none(), nb::arg("hints").none() = nb::none(),
+           "begin() for a request that goes on after a preemption: its look-up does not count as a hit or a miss.")
+      .def("pin",
+           [](PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content) {
+             PromptArgument prompt(tokens, space, tenant, content);
+             PySequence pin(self.shared);
+             call(self, prompt, [&](PrefixCache& cache) { cache.pin(*pin.state, *prompt); });
+             return PyPin{std::move(pin)};
+           },
+           nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(), nb::arg("tenant") = "",
+           nb::arg("content").none() = nb::none(),
+           "Keeps what is cached of `tokens`, in whole blocks, until the pin is released. Raises OutOfBlocks beyond "
+           "the pin budget.")
+      .def("register_public",
+           [](PyCache& self, nb::handle tokens, const std::string& space) {
+             PromptArgument prompt(tokens, space, "", nb::none());
+             call(self, prompt, [&](PrefixCache& cache) { cache.register_public(*prompt); });
            },
            nb::arg("tokens"), nb::arg("namespace") = "",
-           "begin() for a request that goes on after a preemption: its look-up does not count as a hit or a miss.")
+           "With sharing='public': all tenants of the namespace may share these tokens.")
+      .def("resize",
+           [](PyCache& self, std::int64_t num_blocks) {
+             const std::uint32_t count = to_option(num_blocks, "num_blocks", 1, kMaxBlocks);
+             return self.shared->locked_without_gil([&](PrefixCache& cache) { return cache.resize(count); });
+           },
+           nb::arg("num_blocks"),
+           "Makes the pool larger or smaller while in use, evicting if it must; OutOfBlocks if too much is pinned.\n\n"
+           "Returns the block copies to execute before any later KV write, and before the KV tensors are cut.")
+      .def("compact",
+           [](PyCache& self) {
+             return self.shared->locked_without_gil([](PrefixCache& cache) { return cache.compact(); });
+           },
+           "Moves blocks down so that the free ones lie together at the end; returns the block copies to execute.")
+      .def("enable_events",
+           [](PyCache& self, std::int64_t max_blocks) {
+             const std::uint32_t count = to_option(max_blocks, "max_blocks", 1, kMaxBlocks);
+             self.shared->locked([&](PrefixCache& cache) { cache.enable_events(count); });
+           },
+           nb::arg("max_blocks") = 1 << 20, "Collects changes for take_events().")
+      .def("take_events", &take_events,
+           "The changes since the last call: ('stored', hashes, parent or None, tokens), ('removed', hashes), "
+           "('cleared',).")
       .def("append_and_allocate",
            [](PyCache& self, nb::list sequences, nb::object tokens) {
              TokenArgument ids(tokens);
@@ -361,6 +545,13 @@ void bind_cache(nb::module_& m) {
              return self.shared->locked([&](PrefixCache& cache) { return space ? cache.stats(*space) : cache.stats(); });
            },
            nb::arg("namespace").none() = nb::none(), "Counters of one namespace, or of all together.")
+      .def("occupancy",
+           [](PyCache& self, std::optional<std::string> space) {
+             return self.shared->locked(
+                 [&](PrefixCache& cache) { return space ? cache.occupancy(*space) : cache.occupancy(); });
+           },
+           nb::arg("namespace").none() = nb::none(),
+           "What lies in the pool of one namespace, or of all together. Walks the tree.")
       .def("namespaces",
            [](PyCache& self) { return self.shared->locked([](PrefixCache& cache) { return cache.spaces(); }); },
            "The namespaces seen so far.")

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "cache/lazy_array.hpp"
 #include "cache/types.hpp"
@@ -49,6 +51,31 @@ class BlockPool {
     std::uint64_t value;
     std::memcpy(&value, key(block), sizeof value);
     return value;
+  }
+
+  // The tokens and the key of one block, into another.
+  void copy(BlockId source, BlockId destination) {
+    std::memcpy(tokens(destination), tokens(source), block_size_ * sizeof(Token));
+    std::memcpy(key(destination), key(source), key_bytes_);
+  }
+
+  // Makes the pool that large; all blocks are free but those marked in `used`, which has one byte a block.
+  void resize(std::uint32_t num_blocks, const std::vector<std::uint8_t>& used) {
+    const std::size_t kept = num_blocks < num_blocks_ ? num_blocks : num_blocks_;
+    LazyArray<Token> tokens = tokens_.resized(std::size_t{num_blocks} * block_size_, kept * block_size_);
+    LazyArray<std::uint8_t> keys = keys_.resized(std::size_t{num_blocks} * key_bytes_, kept * key_bytes_);
+    LazyArray<BlockId> free(num_blocks);
+    std::uint32_t num_ever_used = num_blocks;
+    while (num_ever_used > 0 && !used[num_ever_used - 1]) --num_ever_used;
+    num_returned_ = 0;
+    for (std::uint32_t b = num_ever_used; b-- > 0;) {
+      if (!used[b]) free[num_returned_++] = static_cast<BlockId>(b);
+    }
+    tokens_ = std::move(tokens);
+    keys_ = std::move(keys);
+    free_ = std::move(free);
+    num_blocks_ = num_blocks;
+    num_ever_used_ = num_ever_used;
   }
 
   // Calls visit(block) for every free block, in no order. For checks.

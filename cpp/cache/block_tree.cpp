@@ -38,11 +38,11 @@ void BlockTree::remove_root(NodeId root) {
 
 // ------------------------------------------------------------------------------------------------------- look-up
 
-Walk BlockTree::walk(NodeId from, const Token* tokens, Position limit) const {
+Walk BlockTree::walk(NodeId from, const Token* tokens, Position limit, Tenant viewer) const {
   Walk walk{from, nodes_[from].end};
   while (walk.end < limit) {
     NodeId child = find_child(walk.node, walk.end, tokens, limit);
-    if (child == kNoNode) break;
+    if (child == kNoNode || !audiences_.admits(nodes_[child].audience, viewer)) break;
     Position end = compare(child, tokens, limit);
     walk = {child, end};
     if (end < nodes_[child].end) break;
@@ -66,7 +66,7 @@ std::uint64_t BlockTree::child_key(NodeId parent, Position position, const Token
     return (std::uint64_t{parent} << 32) | static_cast<std::uint32_t>(tokens[position]);
   }
   const Node& node = nodes_[parent];
-  std::uint8_t key[64];
+  std::uint8_t key[kMaxKeyBytes];
   hasher_.chain(node.is_root() ? root_key(node.space) : pool_.key(node.blocks.back()), tokens + position,
                 pool_.block_size(), key);
   std::uint64_t first;
@@ -145,6 +145,8 @@ NodeId BlockTree::split(NodeId lower, Position at) {
   up.locks = low.locks;
   up.space = low.space;
   up.audience = low.audience;
+  up.unpinned = low.unpinned;
+  audiences_.hold(up.audience);
   up.key = low.key;
   const NodeId parent = low.parent;
   unlink_child(lower);
@@ -167,7 +169,7 @@ void BlockTree::join(NodeId upper, NodeId lower) {
   low.start = up.start;
   low.key = up.key;
   link_child(parent, lower);
-  nodes_.remove(upper);
+  discard(upper);
 }
 
 void BlockTree::settle(NodeId node) {
@@ -202,6 +204,29 @@ void BlockTree::unlink_child(NodeId child) {
   node.next_sibling = node.previous_sibling = kNoNode;
 }
 
+// ------------------------------------------------------------------------------------------------------- audiences
+
+void BlockTree::set_audience(NodeId node, AudienceId audience) {
+  audiences_.drop(nodes_[node].audience);
+  nodes_[node].audience = audience;
+}
+
+void BlockTree::credit(NodeId above, NodeId node, Tenant tenant) {
+  for (NodeId id = node; id != above; id = nodes_[id].parent) {
+    if (audiences_.admits(nodes_[id].audience, tenant)) continue;
+    set_audience(id, audiences_.join(nodes_[id].audience, tenant));
+  }
+}
+
+void BlockTree::publish(NodeId node) {
+  for (NodeId id = node; !nodes_[id].is_root(); id = nodes_[id].parent) set_audience(id, kEveryone);
+}
+
+void BlockTree::discard(NodeId node) {
+  audiences_.drop(nodes_[node].audience);
+  nodes_.remove(node);
+}
+
 // ----------------------------------------------------------------------------------------------------------- pins
 
 void BlockTree::lock(NodeId id) {
@@ -215,6 +240,7 @@ void BlockTree::unlock(NodeId id) {
   Node& node = nodes_[id];
   if (--node.locks > 0) return;
   num_cached_ += node.blocks.size();
+  node.unpinned = ++num_unpinned_;
   policy_->offer(id);
 }
 
@@ -250,7 +276,8 @@ void BlockTree::descend(NodeId from, NodeId to) {
 
 // ----------------------------------------------------------------------------------------------- growing, shrinking
 
-NodeId BlockTree::add_leaf(NodeId parent, Position end, const BlockId* blocks, std::uint32_t count) {
+NodeId BlockTree::add_leaf(NodeId parent, Position end, const BlockId* blocks, std::uint32_t count,
+                           AudienceId audience) {
   children_.reserve(1);
   const NodeId leaf = nodes_.add();
   Node& node = nodes_[leaf];
@@ -258,6 +285,7 @@ NodeId BlockTree::add_leaf(NodeId parent, Position end, const BlockId* blocks, s
   node.start = nodes_[parent].end;
   node.end = end;
   node.space = nodes_[parent].space;
+  node.audience = audience;
   const std::uint32_t within = node.start % pool_.block_size();
   node.key = grain_ == Grain::kToken
                  ? (std::uint64_t{parent} << 32) | static_cast<std::uint32_t>(pool_.tokens(blocks[0])[within])
@@ -307,7 +335,7 @@ void BlockTree::remove_leaf(NodeId leaf) {
     const NodeId parent = nodes_[leaf].parent;
     policy_->withdraw(leaf);
     unlink_child(leaf);
-    nodes_.remove(leaf);
+    discard(leaf);
     Node& node = nodes_[parent];
     if (node.is_root()) return;
     if (!node.is_leaf()) return settle(parent);
@@ -321,6 +349,59 @@ void BlockTree::remove_leaf(NodeId leaf) {
 }
 
 // -------------------------------------------------------------------------------------------------- looking inside
+
+// Calls visit(id) for every node below `root`, parents first.
+template <typename Visit>
+void BlockTree::for_each_below(NodeId root, Visit visit) const {
+  std::vector<NodeId> stack{root};
+  while (!stack.empty()) {
+    const NodeId id = stack.back();
+    stack.pop_back();
+    if (id != root) visit(id);
+    for (NodeId c = nodes_[id].first_child; c != kNoNode; c = nodes_[c].next_sibling) stack.push_back(c);
+  }
+}
+
+Occupancy BlockTree::occupancy(NodeId root) const {
+  Occupancy sum;
+  const Position size = pool_.block_size();
+  for_each_below(root, [&](NodeId id) {
+    const Node& node = nodes_[id];
+    (node.is_pinned() ? sum.pinned_blocks : sum.cached_blocks) += node.blocks.size();
+    if (!node.blocks.empty()) sum.repeated_slots += node.start % size;
+    if (ends_inside_block(node) && has_tail(node)) sum.unused_slots += size - node.end % size;
+  });
+  return sum;
+}
+
+void BlockTree::rename(const std::vector<BlockId>& renamed) {
+  for (NodeId id = 1; id < nodes_.capacity(); ++id) {
+    BlockRun& run = nodes_[id].blocks;
+    for (std::uint32_t i = 0; i < run.size(); ++i) run[i] = renamed[run[i]];
+  }
+}
+
+std::vector<Token> BlockTree::continuation(const Walk& walk, Tenant viewer, std::size_t count) const {
+  std::vector<Token> tokens;
+  NodeId id = walk.node;
+  for (Position position = walk.end; tokens.size() < count; ++position) {
+    while (id != kNoNode && (nodes_[id].end == position || !audiences_.admits(nodes_[id].audience, viewer))) {
+      id = nodes_[id].end == position ? nodes_[id].first_child : nodes_[id].next_sibling;
+    }
+    if (id == kNoNode) break;
+    tokens.push_back(token_at(id, position));
+  }
+  return tokens;
+}
+
+void BlockTree::for_each_token(const std::function<void(Token)>& visit) const {
+  for (NodeId root : roots_) {
+    if (root == kNoNode) continue;
+    for_each_below(root, [&](NodeId id) {
+      for (Position at = nodes_[id].start; at < nodes_[id].end; ++at) visit(token_at(id, at));
+    });
+  }
+}
 
 void BlockTree::check(std::vector<std::uint8_t>& owned) const {
   std::uint32_t cached = 0, resident = 0;

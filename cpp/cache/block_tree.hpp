@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "cache/hashing.hpp"
 #include "cache/node.hpp"
 #include "cache/policy.hpp"
+#include "cache/sharing.hpp"
+#include "cache/stats.hpp"
 #include "cache/types.hpp"
 
 namespace caudex {
@@ -47,7 +50,8 @@ struct Eviction {
 // Costs: find, split, merge, evict are O(1) in the number of nodes and blocks; moving block ids (4 bytes each) aside.
 class BlockTree {
  public:
-  BlockTree(Grain grain, BlockPool& pool, const BlockHasher& hasher) : grain_(grain), pool_(pool), hasher_(hasher) {}
+  BlockTree(Grain grain, BlockPool& pool, const BlockHasher& hasher, Audiences& audiences)
+      : grain_(grain), pool_(pool), hasher_(hasher), audiences_(audiences) {}
 
   void use_policy(std::unique_ptr<Policy> policy) { policy_ = std::move(policy); }
   Policy& policy() { return *policy_; }
@@ -60,8 +64,9 @@ class BlockTree {
   void remove_root(NodeId root);
   const std::uint8_t* root_key(SpaceId space) const { return root_keys_.data() + space * pool_.key_bytes(); }
 
-  // The longest known continuation of the path that ends at `from`, by tokens[nodes[from].end, limit).
-  Walk walk(NodeId from, const Token* tokens, Position limit) const;
+  // The longest known continuation of the path that ends at `from`, by tokens[nodes[from].end, limit), as far as that
+  // tenant may see it.
+  Walk walk(NodeId from, const Token* tokens, Position limit, Tenant viewer) const;
 
   // The node on the path to `node` that ends exactly at `end`, split off if need be.
   // The caller guarantees that `end` lies on that path and, for Grain::kBlock, at a block border.
@@ -87,9 +92,14 @@ class BlockTree {
   void hold(NodeId node);
   void let_go(NodeId node);
 
-  // A new leaf below `parent`, holding tokens up to `end` in these blocks (the first repeats the slots before the
+  // The tenant has computed what lies between its anchor at `above` and `node` itself, so it may see it from now on.
+  void credit(NodeId above, NodeId node, Tenant tenant);
+  // Everyone may see the path to `node`.
+  void publish(NodeId node);
+
+  // A new leaf below `parent` with that audience, whose hold it takes over, holding tokens up to `end` in these blocks (the first repeats the slots before the
   // parent's end, if that lies inside a block). The blocks' tokens have been written into the pool.
-  NodeId add_leaf(NodeId parent, Position end, const BlockId* blocks, std::uint32_t count);
+  NodeId add_leaf(NodeId parent, Position end, const BlockId* blocks, std::uint32_t count, AudienceId audience);
   // From now on its request may lengthen the leaf it has made, as long as nobody else ends there.
   void start_growing(NodeId leaf) { nodes_[leaf].growing = true; }
   // Lengthens a growing leaf; `blocks` are those beyond the ones it holds.
@@ -112,6 +122,15 @@ class BlockTree {
     return first_block_index(node) + node.blocks.size() > node.end / pool_.block_size();
   }
 
+  // Gives blocks other numbers: block b becomes renamed[b].
+  void rename(const std::vector<BlockId>& renamed);
+
+  // What lies below a root.
+  Occupancy occupancy(NodeId root) const;
+  // Up to `count` tokens with which a cached prompt goes on after the walk, where that tenant may see one.
+  std::vector<Token> continuation(const Walk& walk, Tenant viewer, std::size_t count) const;
+  void for_each_token(const std::function<void(Token)>& visit) const;
+
   // Throws InvariantError. Marks every block of the tree in `owned`, and throws if one is marked already.
   void check(std::vector<std::uint8_t>& owned) const;
   // One line a node, children indented.
@@ -119,6 +138,8 @@ class BlockTree {
   std::size_t bytes() const;
 
  private:
+  template <typename Visit>
+  void for_each_below(NodeId root, Visit visit) const;
   Token token_at(NodeId node, Position position) const;
   std::uint64_t child_key(NodeId parent, Position position, const Token* tokens) const;
   NodeId find_child(NodeId parent, Position position, const Token* tokens, Position limit) const;
@@ -127,6 +148,8 @@ class BlockTree {
   void join(NodeId upper, NodeId lower);
   void link_child(NodeId parent, NodeId child);
   void unlink_child(NodeId child);
+  void set_audience(NodeId node, AudienceId audience);
+  void discard(NodeId node);
   void lock(NodeId node);
   void unlock(NodeId node);
   void drop_redundant_tail(NodeId node);
@@ -136,11 +159,13 @@ class BlockTree {
   Grain grain_;
   BlockPool& pool_;
   const BlockHasher& hasher_;
+  Audiences& audiences_;
   std::unique_ptr<Policy> policy_;
   NodeStore nodes_;
   ChildTable children_;
   std::vector<std::uint8_t> root_keys_;  // by namespace
   std::vector<NodeId> roots_;            // by namespace, kNoNode when removed
+  std::uint64_t num_unpinned_ = 0;
   std::uint32_t num_cached_ = 0;
   std::uint32_t num_resident_ = 0;
 };

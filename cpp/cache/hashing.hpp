@@ -11,6 +11,8 @@
 
 namespace caudex {
 
+inline constexpr std::uint32_t kMaxKeyBytes = 32;
+
 // A chained block hash. key(root) = H(secret, namespace); key(block) = H(secret, key(parent), tokens).
 //
 // With a random secret, keys mean nothing outside this process and nobody can prepare a collision. With the secret 0

@@ -32,6 +32,7 @@ struct Node {
   SpaceId space = 0;
   std::uint32_t audience = 0;  // who may see it; see sharing.hpp
   bool growing = false;        // a running request made this leaf, and nobody else has ended here
+  std::uint64_t unpinned = 0;  // a count that orders nodes by when they were last unpinned
   std::uint64_t key = 0;       // its key in the child table
   BlockRun blocks;
 

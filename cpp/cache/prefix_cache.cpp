@@ -1,7 +1,9 @@
 #include "cache/prefix_cache.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <unordered_set>
 
 namespace caudex {
 namespace {
@@ -12,12 +14,16 @@ void require_running(const Sequence& sequence) {
   if (!sequence.running) throw std::invalid_argument("this sequence has been released: begin() a new one");
 }
 
+constexpr std::size_t kShown = 8;  // tokens of a sibling that explain() tells
+
 }  // namespace
 
 PrefixCache::PrefixCache(const CacheOptions& options)
-    : hasher_(make_hasher(options.hash, options.secret)),
+    : options_(options),
+      hasher_(make_hasher(options.hash, options.secret)),
       pool_(options.num_blocks, options.block_size, hasher_->key_bytes()),
-      tree_(options.grain, pool_, *hasher_),
+      audiences_(options.sharing == Sharing::kAnonymous ? options.k : 0),
+      tree_(options.grain, pool_, *hasher_, audiences_),
       evicted_(options.thrash_window) {
   tree_.use_policy(make_policy(options.policy, {tree_.nodes(), pool_}));
 }
@@ -26,31 +32,89 @@ PrefixCache::~PrefixCache() {
   for (Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) sequence->running = false;
 }
 
-// ------------------------------------------------------------------------------------------------------- look-up
+// ------------------------------------------------------------------------------------------- namespaces and tenants
 
-const PrefixCache::Space* PrefixCache::find_space(const std::string& name) const {
-  auto found = space_ids_.find(name);
+std::string PrefixCache::tree_name(const Prompt& prompt) const {
+  for (std::string_view name : {prompt.space, prompt.tenant}) {
+    if (name.find('\0') != name.npos) throw std::invalid_argument("a namespace or tenant cannot contain a NUL");
+  }
+  std::string name(prompt.space);
+  if (options_.sharing == Sharing::kIsolated && !prompt.tenant.empty()) name.append(1, '\0').append(prompt.tenant);
+  return name;
+}
+
+const PrefixCache::Space* PrefixCache::find_space(const Prompt& prompt) const {
+  auto found = space_ids_.find(tree_name(prompt));
   return found == space_ids_.end() ? nullptr : &spaces_[found->second];
 }
 
-SpaceId PrefixCache::open_space(const std::string& name) {
+SpaceId PrefixCache::open_space(const Prompt& prompt) {
+  std::string name = tree_name(prompt);
   auto found = space_ids_.find(name);
   if (found != space_ids_.end()) return found->second;
   const auto id = static_cast<SpaceId>(spaces_.size());
-  spaces_.push_back({name, tree_.add_root(id, name), {}});
-  space_ids_.emplace(name, id);
+  spaces_.push_back({std::string(prompt.space), name, tree_.add_root(id, name), {}, {}});
+  space_ids_.emplace(std::move(name), id);
   return id;
 }
 
-Walk PrefixCache::look_up(NodeId root, const Token* tokens, std::size_t count) const {
-  return tree_.walk(root, tokens, static_cast<Position>(count - 1));
+// Tenants are told apart only where prefixes are shared between some of them and not between others.
+Tenant PrefixCache::find_tenant(std::string_view name) const {
+  if (options_.sharing == Sharing::kIsolated || options_.sharing == Sharing::kShared) return 0;
+  auto found = tenants_.find(std::string(name));
+  return found == tenants_.end() ? kOperator - 1 : found->second;
 }
 
-Match PrefixCache::match(const Token* tokens, std::size_t count, const std::string& name) const {
+Tenant PrefixCache::open_tenant(std::string_view name) {
+  if (options_.sharing == Sharing::kIsolated || options_.sharing == Sharing::kShared) return 0;
+  return tenants_.emplace(std::string(name), static_cast<Tenant>(tenants_.size())).first->second;
+}
+
+void PrefixCache::register_public(const Prompt& prompt) {
+  if (options_.sharing != Sharing::kPublic) {
+    throw std::invalid_argument("prefixes are registered in a cache with sharing='public'");
+  }
+  if (prompt.count == 0) throw std::invalid_argument("a registered prefix needs at least one token");
+  require_valid(prompt.content, prompt.count);
+  std::vector<Token> tokens(prompt.tokens, prompt.tokens + prompt.count);
+  content_.write(prompt.content, tokens);
+  Space& space = spaces_[open_space(prompt)];
+  Position end = static_cast<Position>(tokens.size());
+  if (options_.grain == Grain::kBlock) end -= end % block_size();
+  const Walk walk = tree_.walk(space.root, tokens.data(), end, kOperator);
+  if (walk.end > 0) tree_.publish(tree_.node_ending_at(walk.node, walk.end));
+  space.registered.push_back(std::move(tokens));
+}
+
+Position PrefixCache::public_length(const Space& space, const Token* tokens, std::size_t count) const {
+  std::size_t longest = 0;
+  for (const std::vector<Token>& prefix : space.registered) {
+    const std::size_t limit = std::min(prefix.size(), count);
+    longest = std::max<std::size_t>(longest, std::mismatch(tokens, tokens + limit, prefix.begin()).first - tokens);
+  }
+  if (options_.grain == Grain::kBlock) longest -= longest % block_size();
+  return static_cast<Position>(longest);
+}
+
+// ------------------------------------------------------------------------------------------------------- look-up
+
+// The prompt's tokens as the tree knows them: content in place of placeholders. `copy` is where they lie if need be.
+const Token* PrefixCache::readable_tokens(const Prompt& prompt, std::vector<Token>& copy) const {
+  if (prompt.content.empty()) return prompt.tokens;
+  require_valid(prompt.content, prompt.count);
+  copy.assign(prompt.tokens, prompt.tokens + prompt.count);
+  content_.read(prompt.content, copy);
+  return copy.data();
+}
+
+Match PrefixCache::match(const Prompt& prompt) const {
   Match match;
-  const Space* space = find_space(name);
-  if (space == nullptr || count == 0) return match;
-  const Walk walk = look_up(space->root, tokens, count);
+  std::vector<Token> copy;
+  const Token* tokens = readable_tokens(prompt, copy);
+  const Space* space = find_space(prompt);
+  if (space == nullptr || prompt.count == 0) return match;
+  const Walk walk =
+      tree_.walk(space->root, tokens, static_cast<Position>(prompt.count - 1), find_tenant(prompt.tenant));
   const std::uint32_t whole_blocks = walk.end / block_size();
   match.num_tokens = walk.end;
   match.num_whole = whole_blocks * block_size();
@@ -62,36 +126,61 @@ Match PrefixCache::match(const Token* tokens, std::size_t count, const std::stri
   return match;
 }
 
+Position PrefixCache::count_cached(const Prompt& prompt) const {
+  std::vector<Token> copy;
+  const Token* tokens = readable_tokens(prompt, copy);
+  const Space* space = find_space(prompt);
+  if (space == nullptr || prompt.count == 0) return 0;
+  return tree_.walk(space->root, tokens, static_cast<Position>(prompt.count - 1), find_tenant(prompt.tenant)).end;
+}
+
 // ------------------------------------------------------------------------------------------- a request's way through
 
-void PrefixCache::begin(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space) {
-  start(sequence, tokens, count, space);
+void PrefixCache::begin(Sequence& sequence, const Prompt& prompt) {
+  start(sequence, prompt);
   Stats& stats = spaces_[sequence.space].stats;
   const Position whole = static_cast<Position>(sequence.table.size()) * block_size();
   ++stats.requests;
-  stats.lookup_tokens += count;
+  stats.lookup_tokens += prompt.count;
   stats.hit_whole_tokens += whole;
   stats.hit_partial_tokens += sequence.num_cached - whole;
 }
 
-void PrefixCache::resume(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space) {
-  start(sequence, tokens, count, space);
+void PrefixCache::resume(Sequence& sequence, const Prompt& prompt) {
+  start(sequence, prompt);
   Stats& stats = spaces_[sequence.space].stats;
   ++stats.resumed_requests;
-  stats.resumed_tokens += count;
+  stats.resumed_tokens += prompt.count;
   stats.resumed_hit_tokens += sequence.num_cached;
 }
 
-void PrefixCache::start(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space) {
-  if (count == 0) throw std::invalid_argument("a request needs at least one token, got none");
-  if (count > kMaxTokens) throw std::invalid_argument("a request of " + std::to_string(count) + " tokens is too long");
-  sequence.tokens.assign(tokens, tokens + count);
-  sequence.space = open_space(space);
-  const NodeId root = spaces_[sequence.space].root;
-  const Walk walk = look_up(root, sequence.tokens.data(), count);
+void PrefixCache::start(Sequence& sequence, const Prompt& prompt) {
+  if (prompt.count == 0) throw std::invalid_argument("a request needs at least one token, got none");
+  if (prompt.count > kMaxTokens) {
+    throw std::invalid_argument("a request of " + std::to_string(prompt.count) + " tokens is too long");
+  }
+  require_valid(prompt.content, prompt.count);
+  sequence.space = open_space(prompt);
+  sequence.tenant = open_tenant(prompt.tenant);
+  sequence.tokens.assign(prompt.tokens, prompt.tokens + prompt.count);
+  if (!prompt.content.empty()) {
+    if (content_.size() > 2 * std::size_t{num_blocks()} + 1024) forget_unused_content();
+    content_.write(prompt.content, sequence.tokens);
+  }
+  find_prefix(sequence, prompt.count - 1);
+  sequence.num_prompt = static_cast<Position>(prompt.count);
+  enlist(sequence);
+}
+
+// Pins the longest cached prefix of at most `limit` tokens.
+void PrefixCache::find_prefix(Sequence& sequence, std::size_t limit) {
+  const Space& space = spaces_[sequence.space];
+  if (!space.registered.empty()) {
+    sequence.num_public = public_length(space, sequence.tokens.data(), sequence.tokens.size());
+  }
+  const Walk walk = tree_.walk(space.root, sequence.tokens.data(), static_cast<Position>(limit), sequence.tenant);
   const std::uint32_t whole_blocks = walk.end / block_size();
   const Position whole = whole_blocks * block_size();
-
   sequence.table.resize(whole_blocks);
   sequence.anchor = tree_.node_ending_at(walk.node, whole);
   tree_.copy_path(sequence.anchor, 0, whole_blocks, sequence.table.data());
@@ -105,9 +194,7 @@ void PrefixCache::start(Sequence& sequence, const Token* tokens, std::size_t cou
     sequence.source = source;
     sequence.source_block = tree_.block_at(source, whole_blocks);
   }
-  sequence.num_prompt = static_cast<Position>(count);
   sequence.num_cached = sequence.num_committed = walk.end;
-  enlist(sequence);
 }
 
 void PrefixCache::enlist(Sequence& sequence) {
@@ -152,11 +239,17 @@ void PrefixCache::require_blocks(std::uint64_t count) const {
 BlockId PrefixCache::take_block() {
   if (pool_.num_free() > 0) return pool_.take();
   const Eviction eviction = tree_.evict();
+  forget_block(eviction);
+  return eviction.block;
+}
+
+void PrefixCache::forget_block(const Eviction& eviction) {
   Stats& stats = spaces_[eviction.space].stats;
   ++stats.evicted_blocks;
   stats.evicted_tokens += eviction.num_slots;
-  if (eviction.num_slots == block_size()) evicted_.add(pool_.fingerprint(eviction.block), now_);
-  return eviction.block;
+  if (eviction.num_slots < block_size()) return;
+  evicted_.add(pool_.fingerprint(eviction.block), now_);
+  events_.removed(eviction.space, pool_.fingerprint(eviction.block));
 }
 
 void PrefixCache::append(Sequence& sequence, const Token* tokens, std::size_t count) {
@@ -220,6 +313,8 @@ void PrefixCache::fork(const Sequence& parent, Sequence& child) {
   require_blocks(wanted - shared);
 
   child.space = parent.space;
+  child.tenant = parent.tenant;
+  child.num_public = parent.num_public;
   child.tokens = parent.tokens;
   child.hints = parent.hints;
   child.table.reserve(wanted);
@@ -256,7 +351,8 @@ void PrefixCache::release(Sequence& sequence) {
   request.num_cached_tokens = sequence.num_cached;
   request.num_tokens = sequence.num_committed;
   request.hints = sequence.hints;
-  tree_.policy().end_request(request);
+  if (sequence.is_pin) num_budgeted_ -= static_cast<std::uint32_t>(sequence.table.size());
+  else tree_.policy().end_request(request);
   if (sequence.source != kNoNode) tree_.let_go(sequence.source);
   tree_.release(sequence.anchor);
 
@@ -270,12 +366,25 @@ void PrefixCache::release(Sequence& sequence) {
 
 // Enters what is written but not yet in the tree.
 void PrefixCache::store(Sequence& sequence) {
+  if (sequence.source != kNoNode) return;  // nothing has been written yet
   Position end = sequence.num_committed;
   if (tree_.grain() == Grain::kBlock) end -= end % block_size();
-  if (sequence.source != kNoNode || end <= tree_.nodes()[sequence.anchor].end) return;
-  const Walk walk = tree_.walk(sequence.anchor, sequence.tokens.data(), end);
+  if (sequence.num_public > 0) store_until(sequence, std::min(end, sequence.num_public), true);
+  store_until(sequence, end, false);
+}
+
+void PrefixCache::store_until(Sequence& sequence, Position end, bool is_public) {
+  const NodeId anchor = sequence.anchor;
+  if (end <= tree_.nodes()[anchor].end) return;
+  Walk walk = tree_.walk(anchor, sequence.tokens.data(), end, kOperator);
+  const bool told_apart = options_.sharing == Sharing::kPublic || options_.sharing == Sharing::kAnonymous;
+  if (told_apart && walk.node != anchor) {
+    walk.node = tree_.node_ending_at(walk.node, walk.end);
+    if (is_public) tree_.publish(walk.node);
+    else tree_.credit(anchor, walk.node, sequence.tenant);
+  }
   adopt(sequence, walk);
-  if (walk.end < end) keep(sequence, walk, end);
+  if (walk.end < end) keep(sequence, walk, end, is_public);
 }
 
 // Whole blocks that somebody else has put there take the place of ours.
@@ -295,33 +404,33 @@ void PrefixCache::adopt(Sequence& sequence, const Walk& walk) {
 }
 
 // Our own blocks become matchable, from where the tree's knowledge ends.
-void PrefixCache::keep(Sequence& sequence, const Walk& walk, Position end) {
+void PrefixCache::keep(Sequence& sequence, const Walk& walk, Position end, bool is_public) {
   const NodeId parent = tree_.node_ending_at(walk.node, walk.end);
-  const Node& node = tree_.nodes()[parent];
+  const Node& anchor = tree_.nodes()[sequence.anchor];
   const BlockId* table = sequence.table.data();
   const Position size = block_size();
   Position from = walk.end;
-  const bool ours = parent == sequence.anchor;
-  // Our anchor may end inside the block that the new leaf begins with, and hold it as its tail: `parent` is the anchor,
-  // or another request's tokens go on a little further inside that block.
-  const Node& anchor = tree_.nodes()[sequence.anchor];
-  const bool moves_tail = tree_.ends_inside_block(anchor) && anchor.end / size == from / size && tree_.has_tail(anchor);
   const bool being_copied = anchor.anchors > 1;
-  if (moves_tail && being_copied && !(ours && node.is_leaf())) return;  // later: our last block is still needed there
+  const bool told_apart = options_.sharing == Sharing::kPublic || options_.sharing == Sharing::kAnonymous;
+  const AudienceId audience = told_apart && !is_public ? audiences_.only(sequence.tenant) : kEveryone;
+  const bool grows =
+      parent == sequence.anchor && anchor.growing && anchor.is_leaf() && anchor.audience == audience;
+  // Is our last, partly filled block in the tree already, where others have gone on from its middle?
+  const bool moves_tail = !grows && anchor.end % size != 0 && from / size == anchor.end / size;
+  if (moves_tail && being_copied) return audiences_.drop(audience);  // later: it is still needed where it is
 
   write_tokens(sequence, from, end);
-  if (ours && node.growing && node.is_leaf()) {
+  if (grows) {
     // A leaf whose last block is about to be copied keeps it in last place, so that nothing else is pinned with it.
     const Position border = blocks_for(from) * size;
     const Position reach = being_copied ? std::min(end, border) : end;
     if (reach > from) tree_.extend_leaf(parent, reach, table + blocks_for(from), blocks_for(reach) - blocks_for(from));
-    if (reach == end) return;
+    if (reach == end) return audiences_.drop(audience);
     from = reach;
-  } else if (moves_tail) {
-    tree_.take_tail(sequence.anchor);  // it becomes the first block of the new leaf
   }
+  if (moves_tail) tree_.take_tail(sequence.anchor);  // it becomes the first block of the new leaf
   const std::uint32_t first = from / size;
-  const NodeId leaf = tree_.add_leaf(parent, end, table + first, blocks_for(end) - first);
+  const NodeId leaf = tree_.add_leaf(parent, end, table + first, blocks_for(end) - first, audience);
   tree_.descend(sequence.anchor, leaf);
   tree_.start_growing(leaf);
   sequence.anchor = leaf;
@@ -336,23 +445,121 @@ void PrefixCache::write_tokens(const Sequence& sequence, Position from, Position
     const Position count = std::min(size, end - i * size);
     std::copy(tokens, tokens + count, pool_.tokens(block));
     if (count < size) continue;
-    hasher_->chain(i == 0 ? tree_.root_key(sequence.space) : pool_.key(sequence.table[i - 1]), tokens, size,
-                   pool_.key(block));
+    const std::uint8_t* parent = i == 0 ? tree_.root_key(sequence.space) : pool_.key(sequence.table[i - 1]);
+    hasher_->chain(parent, tokens, size, pool_.key(block));
+    if (events_.is_enabled()) {
+      std::uint64_t before;
+      std::memcpy(&before, parent, sizeof before);
+      events_.stored(sequence.space, i > 0, before, pool_.fingerprint(block), tokens, size);
+    }
     if (evicted_.take(pool_.fingerprint(block))) stats.thrashed_tokens += size;
   }
 }
 
+void PrefixCache::pin(Sequence& pin, const Prompt& prompt) {
+  require_valid(prompt.content, prompt.count);
+  if (prompt.count > kMaxTokens) throw std::invalid_argument("the prefix to pin is too long");
+  pin.space = open_space(prompt);
+  pin.tenant = open_tenant(prompt.tenant);
+  pin.tokens.assign(prompt.tokens, prompt.tokens + prompt.count);
+  content_.read(prompt.content, pin.tokens);
+  const Walk walk = tree_.walk(spaces_[pin.space].root, pin.tokens.data(), static_cast<Position>(prompt.count),
+                               pin.tenant);
+  const std::uint32_t whole_blocks = walk.end / block_size();
+  if (whole_blocks > options_.pin_budget - num_budgeted_) {
+    throw OutOfBlocks("cannot pin " + std::to_string(whole_blocks) + " blocks: " + std::to_string(num_budgeted_) +
+                      " of the budget of " + std::to_string(options_.pin_budget) + " are taken");
+  }
+  pin.tokens.resize(whole_blocks * block_size());
+  pin.table.resize(whole_blocks);
+  pin.anchor = tree_.node_ending_at(walk.node, whole_blocks * block_size());
+  tree_.copy_path(pin.anchor, 0, whole_blocks, pin.table.data());
+  tree_.anchor(pin.anchor);
+  pin.num_prompt = pin.num_cached = pin.num_committed = whole_blocks * block_size();
+  pin.is_pin = true;
+  num_budgeted_ += whole_blocks;
+  enlist(pin);
+}
+
+// Bounds the book of contents by the pool: what no block and no request refers to any more is dropped.
+void PrefixCache::forget_unused_content() {
+  std::unordered_set<std::uint32_t> live;
+  auto note = [&](Token token) {
+    if (token < 0) live.insert(ContentBook::code_of(token));
+  };
+  tree_.for_each_token(note);
+  for (const Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) {
+    std::for_each(sequence->tokens.begin(), sequence->tokens.end(), note);
+  }
+  for (const Space& space : spaces_) {
+    for (const std::vector<Token>& prefix : space.registered) std::for_each(prefix.begin(), prefix.end(), note);
+  }
+  content_.keep_only(live);
+}
+
 void PrefixCache::clear() {
-  while (tree_.num_cached() > 0) pool_.give(tree_.evict().block);
+  const bool everything = num_pinned() == 0;
+  while (tree_.num_cached() > 0) {
+    const Eviction eviction = tree_.evict();
+    if (!everything && eviction.num_slots == block_size()) {
+      events_.removed(eviction.space, pool_.fingerprint(eviction.block));
+    }
+    pool_.give(eviction.block);
+  }
+  if (everything) events_.cleared();
   evicted_.clear();
 }
 
-// -------------------------------------------------------------------------------------------------- looking inside
+// ------------------------------------------------------------------------------------------------ size of the pool
 
-Stats PrefixCache::stats(const std::string& name) const {
-  const Space* space = find_space(name);
-  return space == nullptr ? Stats{} : space->stats;
+std::vector<BlockCopy> PrefixCache::resize(std::uint32_t num_blocks) {
+  if (num_pinned() > num_blocks) {
+    throw OutOfBlocks("cannot shrink the pool to " + std::to_string(num_blocks) + " blocks: " +
+                      std::to_string(num_pinned()) + " are pinned");
+  }
+  while (pool_.num_blocks() - pool_.num_free() > num_blocks) {
+    const Eviction eviction = tree_.evict();
+    forget_block(eviction);
+    pool_.give(eviction.block);
+  }
+  return move_down(num_blocks, num_blocks);
 }
+
+std::vector<BlockCopy> PrefixCache::compact() {
+  return move_down(pool_.num_blocks(), pool_.num_blocks() - pool_.num_free());
+}
+
+// Moves every block in use from `limit` on to a free place below, and makes the pool that large.
+std::vector<BlockCopy> PrefixCache::move_down(std::uint32_t num_blocks, std::uint32_t limit) {
+  const std::uint32_t before = pool_.num_blocks();
+  std::vector<std::uint8_t> used(std::max(before, num_blocks), 0);
+  std::fill(used.begin(), used.begin() + before, 1);
+  pool_.for_each_free([&](BlockId block) { used[block] = 0; });
+  std::vector<BlockId> renamed(before);
+  for (std::uint32_t b = 0; b < before; ++b) renamed[b] = static_cast<BlockId>(b);
+
+  std::vector<BlockCopy> copies = pending_copies_;
+  std::uint32_t hole = 0;
+  for (std::uint32_t b = limit; b < before; ++b) {
+    if (!used[b]) continue;
+    while (used[hole]) ++hole;
+    renamed[b] = static_cast<BlockId>(hole);
+    copies.push_back({static_cast<BlockId>(b), static_cast<BlockId>(hole), block_size()});
+    pool_.copy(static_cast<BlockId>(b), static_cast<BlockId>(hole));
+    used[hole] = 1;
+    used[b] = 0;
+  }
+  pool_.resize(num_blocks, used);
+  pending_copies_.clear();
+  tree_.rename(renamed);
+  for (Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) {
+    for (BlockId& block : sequence->table) block = renamed[block];
+    if (sequence->source != kNoNode) sequence->source_block = renamed[sequence->source_block];
+  }
+  return copies;
+}
+
+// -------------------------------------------------------------------------------------------------- looking inside
 
 Stats PrefixCache::stats() const {
   Stats sum;
@@ -360,10 +567,105 @@ Stats PrefixCache::stats() const {
   return sum;
 }
 
+Stats PrefixCache::stats(std::string_view name) const {
+  Stats sum;
+  for (const Space& space : spaces_) {
+    if (space.name == name) sum += space.stats;
+  }
+  return sum;
+}
+
+Occupancy PrefixCache::occupancy() const {
+  Occupancy sum;
+  for (const std::string& name : spaces()) sum += occupancy(name);
+  return sum;
+}
+
+Occupancy PrefixCache::occupancy(std::string_view name) const {
+  Occupancy sum;
+  for (const Space& space : spaces_) {
+    if (space.name == name) sum += tree_.occupancy(space.root);
+  }
+  for (const Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) {
+    if (spaces_[sequence->space].name != name) continue;
+    const Position in_tree = tree_.nodes()[sequence->anchor].end;
+    const std::size_t slots = sequence->table.size() * block_size();
+    const std::uint32_t num_private = static_cast<std::uint32_t>(sequence->table.size()) - blocks_for(in_tree);
+    sum.pinned_blocks += num_private;
+    if (num_private > 0) sum.unused_slots += slots - std::max<std::size_t>(std::min(sequence->tokens.size(), slots),
+                                                                           blocks_for(in_tree) * block_size());
+  }
+  return sum;
+}
+
 std::vector<std::string> PrefixCache::spaces() const {
   std::vector<std::string> names;
-  for (const Space& space : spaces_) names.push_back(space.name);
+  for (const Space& space : spaces_) {
+    if (std::find(names.begin(), names.end(), space.name) == names.end()) names.push_back(space.name);
+  }
   return names;
+}
+
+Explanation PrefixCache::explain(const Prompt& prompt) const {
+  Explanation told;
+  std::vector<Token> copy;
+  const Token* tokens = readable_tokens(prompt, copy);
+  told.num_tokens = static_cast<Position>(prompt.count);
+  told.num_cached = count_cached(prompt);
+  told.policy = options_.policy;
+  if (prompt.count == 0 || told.num_cached + 1 == prompt.count) {
+    told.reason = MissReason::kComplete;
+    return told;
+  }
+  explain_divergence(told, prompt, tokens);
+  explain_other_spaces(told, prompt, tokens);
+  explain_eviction(told, prompt, tokens);
+  return told;
+}
+
+// A later look that finds something overrules an earlier one: the most telling comes last.
+void PrefixCache::explain_divergence(Explanation& told, const Prompt& prompt, const Token* tokens) const {
+  const Space* space = find_space(prompt);
+  if (space == nullptr) return;
+  const Tenant viewer = find_tenant(prompt.tenant);
+  const Position limit = told.num_tokens - 1;
+  const Walk walk = tree_.walk(space->root, tokens, limit, viewer);
+  told.expected = tree_.continuation(walk, viewer, kShown);
+  if (told.expected.empty()) return;
+  Position agreed = 0;
+  while (agreed < told.expected.size() && walk.end + agreed < limit && told.expected[agreed] == tokens[walk.end + agreed]) {
+    ++agreed;
+  }
+  told.diverged_at = walk.end + agreed;
+  told.expected.erase(told.expected.begin(), told.expected.begin() + agreed);
+  if (walk.end + agreed > 0) told.reason = agreed > 0 ? MissReason::kBelowBlock : MissReason::kDiverged;
+}
+
+void PrefixCache::explain_other_spaces(Explanation& told, const Prompt& prompt, const Token* tokens) const {
+  const Space* own = find_space(prompt);
+  for (const Space& space : spaces_) {
+    const Position end = tree_.walk(space.root, tokens, told.num_tokens - 1, kOperator).end;
+    if (end <= std::max(told.num_cached, told.num_cached_there)) continue;
+    told.reason = MissReason::kOtherNamespace;
+    told.num_cached_there = end;
+    told.other_space = &space == own ? std::string(prompt.space) + " (another tenant)" : space.name;
+  }
+}
+
+void PrefixCache::explain_eviction(Explanation& told, const Prompt& prompt, const Token* tokens) const {
+  std::uint8_t key[kMaxKeyBytes];
+  hasher_->root(tree_name(prompt), key);
+  for (Position end = block_size(); end < told.num_tokens; end += block_size()) {
+    hasher_->chain(key, tokens + end - block_size(), block_size(), key);
+    if (end <= told.num_cached) continue;
+    std::uint64_t fingerprint;
+    std::memcpy(&fingerprint, key, sizeof fingerprint);
+    const double* when = evicted_.find(fingerprint);
+    if (when == nullptr) return;
+    if (told.num_evicted == 0) told.evicted_seconds_ago = now_ - *when;
+    told.reason = MissReason::kEvicted;
+    told.num_evicted = end - told.num_cached;
+  }
 }
 
 void PrefixCache::check_invariants() const {

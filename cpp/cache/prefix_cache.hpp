@@ -4,14 +4,19 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "cache/block_pool.hpp"
 #include "cache/block_tree.hpp"
+#include "cache/content.hpp"
+#include "cache/event_log.hpp"
+#include "cache/explanation.hpp"
 #include "cache/ghosts.hpp"
 #include "cache/hashing.hpp"
 #include "cache/sequence.hpp"
+#include "cache/sharing.hpp"
 #include "cache/stats.hpp"
 
 namespace caudex {
@@ -24,6 +29,18 @@ struct CacheOptions {
   std::string hash = "fold64";
   std::uint64_t secret = 0;
   std::uint32_t thrash_window = 0;  // evicted blocks that are remembered
+  Sharing sharing = Sharing::kIsolated;
+  std::uint32_t k = 0;           // for Sharing::kAnonymous
+  std::uint32_t pin_budget = 0;  // blocks that pin() may hold altogether
+};
+
+// What a request asks for.
+struct Prompt {
+  const Token* tokens = nullptr;
+  std::size_t count = 0;
+  std::string_view space;  // model, LoRA, salt: never shared across
+  std::string_view tenant;  // shared across as the cache's Sharing says
+  std::vector<ContentRange> content;
 };
 
 // What a look-up finds. Nothing is pinned or touched by it.
@@ -45,12 +62,16 @@ class PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  Match match(const Token* tokens, std::size_t count, const std::string& space) const;
+  Match match(const Prompt& prompt) const;
+  // Only how many tokens would be found: for ordering a queue.
+  Position count_cached(const Prompt& prompt) const;
+  // Why the match did not go further.
+  Explanation explain(const Prompt& prompt) const;
 
   // Looks up the longest cached prefix and pins it. The caller keeps `sequence` where it is until release().
-  void begin(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space);
+  void begin(Sequence& sequence, const Prompt& prompt);
   // The same for a request that goes on after a preemption; its look-up is counted apart.
-  void resume(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space);
+  void resume(Sequence& sequence, const Prompt& prompt);
 
   // Slots for the first `num_tokens` tokens. Evicts as needed; throws OutOfBlocks if that cannot be enough.
   std::vector<BlockCopy> allocate(Sequence& sequence, std::size_t num_tokens);
@@ -65,8 +86,24 @@ class PrefixCache {
   // Unpins. What is committed stays cached, the rest of the blocks is free.
   void release(Sequence& sequence);
 
+  // Keeps what is cached of this prompt, in whole blocks, until release(). Throws OutOfBlocks beyond the pin budget.
+  void pin(Sequence& pin, const Prompt& prompt);
+  std::uint32_t num_budgeted() const { return num_budgeted_; }
+  // Everyone in the namespace may share these tokens. For Sharing::kPublic.
+  void register_public(const Prompt& prompt);
+
   // Evicts all that is not pinned.
   void clear();
+
+  // Makes the pool larger or smaller while in use, evicting if it must; throws OutOfBlocks if too much is pinned.
+  // Returns the copies to execute before any later KV write; when shrinking, before the KV tensors are cut.
+  std::vector<BlockCopy> resize(std::uint32_t num_blocks);
+  // Moves blocks down so that all free ones lie at the end. Returns the copies to execute, likewise.
+  std::vector<BlockCopy> compact();
+
+  // From now on, changes are collected for take_events(), up to that many blocks between two calls.
+  void enable_events(std::size_t max_blocks) { events_.enable(max_blocks); }
+  std::vector<CacheEvent> take_events() { return events_.take(); }
 
   std::uint32_t num_blocks() const { return pool_.num_blocks(); }
   std::uint32_t block_size() const { return pool_.block_size(); }
@@ -76,8 +113,11 @@ class PrefixCache {
   std::uint32_t num_available() const { return num_free() + num_cached(); }
   std::uint32_t num_nodes() const { return tree_.nodes().count(); }
 
+  // Sums over a namespace, all tenants included, or over everything.
   Stats stats() const;
-  Stats stats(const std::string& space) const;
+  Stats stats(std::string_view space) const;
+  Occupancy occupancy() const;
+  Occupancy occupancy(std::string_view space) const;
   std::vector<std::string> spaces() const;
 
   // Seconds on the clock that policies see. The caller sets it: wall time when serving, the trace's in a replay.
@@ -89,37 +129,61 @@ class PrefixCache {
 
  private:
   struct Space {
-    std::string name;
+    std::string name;  // as asked for
+    std::string tree_name;
     NodeId root;
     Stats stats;
+    std::vector<std::vector<Token>> registered;
   };
 
-  const Space* find_space(const std::string& name) const;
-  SpaceId open_space(const std::string& name);
-  Walk look_up(NodeId root, const Token* tokens, std::size_t count) const;
-  void require_committable(const Sequence& sequence, std::size_t num_tokens) const;
-  void start(Sequence& sequence, const Token* tokens, std::size_t count, const std::string& space);
+  std::string tree_name(const Prompt& prompt) const;
+  const Space* find_space(const Prompt& prompt) const;
+  SpaceId open_space(const Prompt& prompt);
+  Tenant find_tenant(std::string_view name) const;
+  Tenant open_tenant(std::string_view name);
+  const Token* readable_tokens(const Prompt& prompt, std::vector<Token>& copy) const;
+  void forget_unused_content();
+
+  void start(Sequence& sequence, const Prompt& prompt);
+  void find_prefix(Sequence& sequence, std::size_t limit);
   void enlist(Sequence& sequence);
+  void require_committable(const Sequence& sequence, std::size_t num_tokens) const;
+
   void store(Sequence& sequence);
+  void store_until(Sequence& sequence, Position end, bool is_public);
   void adopt(Sequence& sequence, const Walk& walk);
-  void keep(Sequence& sequence, const Walk& walk, Position end);
+  void keep(Sequence& sequence, const Walk& walk, Position end, bool is_public);
   void write_tokens(const Sequence& sequence, Position from, Position end);
+  Position public_length(const Space& space, const Token* tokens, std::size_t count) const;
+
+  void explain_divergence(Explanation& told, const Prompt& prompt, const Token* tokens) const;
+  void explain_other_spaces(Explanation& told, const Prompt& prompt, const Token* tokens) const;
+  void explain_eviction(Explanation& told, const Prompt& prompt, const Token* tokens) const;
+
+  std::vector<BlockCopy> move_down(std::uint32_t num_blocks, std::uint32_t limit);
+  void forget_block(const Eviction& eviction);
   BlockId take_block();
+  void require_blocks(std::uint64_t count) const;
   std::uint32_t blocks_for(std::size_t num_tokens) const {
     return static_cast<std::uint32_t>((num_tokens + block_size() - 1) / block_size());
   }
-  void require_blocks(std::uint64_t count) const;
 
+  CacheOptions options_;
   std::unique_ptr<BlockHasher> hasher_;
   BlockPool pool_;
+  Audiences audiences_;
   BlockTree tree_;
+  ContentBook content_;
   std::vector<Space> spaces_;
   std::unordered_map<std::string, SpaceId> space_ids_;
-  Ghosts<double> evicted_;
+  std::unordered_map<std::string, Tenant> tenants_;
+  Ghosts<double> evicted_;  // when
+  EventLog events_;
   std::vector<BlockCopy> pending_copies_;  // from fork(), handed out by the next allocation of any request
   Sequence* running_ = nullptr;
   std::uint64_t num_begun_ = 0;
   std::uint64_t num_batches_ = 0;
+  std::uint32_t num_budgeted_ = 0;
   double now_ = 0.0;
 };
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cache/policy.hpp"
+#include "cache/sharing.hpp"
 #include "cache/types.hpp"
 
 namespace caudex {
@@ -30,17 +31,20 @@ struct BlockCopy {
 struct Sequence {
   std::uint64_t serial = 0;
   SpaceId space = 0;
+  Tenant tenant = 0;
   std::vector<Token> tokens;
   std::vector<BlockId> table;
   NodeId anchor = kNoNode;
   NodeId source = kNoNode;  // a held node whose last block is to be copied at the next allocation
   BlockId source_block = kNoBlock;
   Position num_prompt = 0;
+  Position num_public = 0;  // its beginning that the operator has registered for everyone
   Position num_cached = 0;
   Position num_committed = 0;
   double begin_time = 0.0;
   SessionHints hints;
   bool running = false;
+  bool is_pin = false;  // only holds what it has found: see PrefixCache::pin
   std::uint64_t batch = 0;  // the last batch call it took part in, so that it takes part once
 
   // The cache's list of running requests.

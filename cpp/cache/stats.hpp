@@ -38,4 +38,20 @@ struct Stats {
   std::uint64_t missed_tokens() const { return lookup_tokens - hit_whole_tokens - hit_partial_tokens; }
 };
 
+// What lies in the pool right now, of one namespace or of all.
+struct Occupancy {
+  std::uint64_t pinned_blocks = 0;   // of running requests
+  std::uint64_t cached_blocks = 0;   // evictable
+  std::uint64_t unused_slots = 0;    // allocated and not filled: internal fragmentation
+  std::uint64_t repeated_slots = 0;  // copies of slots that another block holds too, where prompts part inside a block
+
+  Occupancy& operator+=(const Occupancy& other) {
+    pinned_blocks += other.pinned_blocks;
+    cached_blocks += other.cached_blocks;
+    unused_slots += other.unused_slots;
+    repeated_slots += other.repeated_slots;
+    return *this;
+  }
+};
+
 }  // namespace caudex

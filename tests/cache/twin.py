@@ -165,9 +165,10 @@ class Twin:
 
     def must_wait(self, request: Request, known: int) -> bool:
         """Is our last block, where others have gone on from its middle, still to be copied by someone?"""
-        if known != request.in_tree or known % self.block_size == 0:
+        size = self.block_size
+        if request.in_tree % size == 0 or known // size != request.in_tree // size:
             return False
-        last = request.table[known // self.block_size]
+        last = request.table[known // size]
         assert last.key is not None
         return self.is_extended(last) and any(r.source is last for r in self.running)
 

@@ -1,7 +1,29 @@
 """Floor 2: the prefix cache. Blocks, namespaces, eviction policies, stats, events; nothing about models or HTTP."""
 
-from caudex._core import BlockCopy, CacheStats, Match, OutOfBlocks, policy_names
+from caudex._core import (
+    BlockCopy,
+    CacheStats,
+    Explanation,
+    Match,
+    Occupancy,
+    OutOfBlocks,
+    Pin,
+    SessionHints,
+    policy_names,
+)
 from caudex._core import CacheSequence as Sequence
 from caudex.cache.prefix_cache import PrefixCache
 
-__all__ = ["BlockCopy", "CacheStats", "Match", "OutOfBlocks", "PrefixCache", "Sequence", "policy_names"]
+__all__ = [
+    "BlockCopy",
+    "CacheStats",
+    "Explanation",
+    "Match",
+    "Occupancy",
+    "OutOfBlocks",
+    "Pin",
+    "PrefixCache",
+    "Sequence",
+    "SessionHints",
+    "policy_names",
+]

@@ -7,6 +7,7 @@ from typing import Literal
 from caudex import _core
 
 Index = Literal["radix", "hash"]
+Sharing = Literal["isolated", "shared", "public", "k_anonymous"]
 
 
 class PrefixCache(_core.PrefixCache):
@@ -39,6 +40,12 @@ class PrefixCache(_core.PrefixCache):
         hashes that are stable across processes.
     thrash_window
         How many evicted blocks are remembered, to count what is computed again. As many as the pool has by default.
+    sharing
+        What tenants of one namespace may share. ``"isolated"``: nothing. ``"shared"``: everything. ``"public"``: the
+        prefixes given to :meth:`register_public`. ``"k_anonymous"``: what at least ``k`` different tenants have
+        computed themselves since it was last evicted. Namespaces never share.
+    pin_budget
+        How many blocks :meth:`pin` may hold altogether; half of the pool by default.
     manual_clock
         The policies' clock stands still but for :meth:`set_time`, as a replay needs it.
 
@@ -55,6 +62,9 @@ class PrefixCache(_core.PrefixCache):
         policy: str = "lru",
         secret: int | None = None,
         thrash_window: int | None = None,
+        sharing: Sharing = "isolated",
+        k: int = 2,
+        pin_budget: int | None = None,
         manual_clock: bool = False,
     ) -> None:
         super().__init__(
@@ -65,5 +75,8 @@ class PrefixCache(_core.PrefixCache):
             hash="fold64" if index == "radix" else "fold128",
             secret=secret,
             thrash_window=thrash_window,
+            sharing=sharing,
+            k=k,
+            pin_budget=pin_budget,
             manual_clock=manual_clock,
         )

@@ -1,0 +1,55 @@
+// Who may see a cached block: sharing between tenants.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/types.hpp"
+
+namespace caudex {
+
+// What a tenant can learn from the time its requests take, under each policy:
+//   kIsolated   nothing about another tenant: each has a tree of its own.
+//   kShared     for any prefix it can guess: whether somebody in the namespace has sent it lately.
+//   kPublic     that only of prefixes which the operator has registered; beyond, nothing.
+//   kAnonymous  for any prefix it can guess: whether k different tenants have each computed it themselves since it was
+//               last evicted. Never whether one particular tenant has, with k > 1 and honest other tenants.
+enum class Sharing { kIsolated, kShared, kPublic, kAnonymous };
+
+using Tenant = std::uint32_t;
+using AudienceId = std::uint32_t;
+inline constexpr AudienceId kEveryone = 0;
+inline constexpr Tenant kOperator = UINT32_MAX;  // sees everything; for what is not a look-up
+
+// Sets of tenants, each kept once and counted by the nodes that carry it. A node's audience are the tenants who have
+// computed its tokens themselves, or everyone.
+class Audiences {
+ public:
+  // A set of `k` tenants is everyone; 0 for no such limit.
+  explicit Audiences(std::uint32_t k) : k_(k), sets_(1) {}
+
+  bool admits(AudienceId id, Tenant tenant) const;
+  // The same audience with one more tenant, held once more.
+  AudienceId join(AudienceId id, Tenant tenant);
+  AudienceId only(Tenant tenant);
+  void hold(AudienceId id);
+  void drop(AudienceId id);
+  std::size_t count() const { return ids_.size(); }
+
+ private:
+  struct Set {
+    std::vector<Tenant> tenants;  // sorted
+    std::uint32_t holders = 0;
+  };
+  AudienceId intern(std::vector<Tenant> tenants);
+
+  std::uint32_t k_;
+  std::vector<Set> sets_;
+  std::vector<AudienceId> free_;
+  std::map<std::vector<Tenant>, AudienceId> ids_;
+};
+
+}  // namespace caudex
