@@ -11,7 +11,7 @@ from caudex.bench.scenes import SCENES, Scale
 from caudex.bench.summary import Summary
 
 DEMO_SCENES = ("conversation", "document")
-SCALE = Scale(system_tokens=500)
+SCALE = Scale(questions=16, sessions=6, system_tokens=500, concurrency=4)
 
 
 def demo_plan() -> Plan:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from caudex.bench.summary import Summary
 
-
 WIDEST = 400
 
 
