@@ -109,6 +109,16 @@ def test_a_stop_string_ends_the_text_before_itself(server) -> None:
     assert choice["text"] == text[: text.index(stop)]
 
 
+def test_logit_bias_and_penalties_change_what_is_said(server) -> None:
+    plain = server.complete(PROMPT, max_tokens=16, return_token_ids=True)["choices"][0]["token_ids"]
+    banned = server.complete(PROMPT, max_tokens=16, return_token_ids=True, logit_bias={str(plain[0]): -100})
+    assert plain[0] not in banned["choices"][0]["token_ids"]
+    forced = server.complete(PROMPT, max_tokens=4, logit_bias={"65": 100}, ignore_eos=True, return_token_ids=True)
+    assert forced["choices"][0]["token_ids"] == [65] * 4
+    two = {"logit_bias": {"65": 100, "66": 100}, "frequency_penalty": 2, "ignore_eos": True, "max_tokens": 16}
+    assert set(server.complete(PROMPT, return_token_ids=True, **two)["choices"][0]["token_ids"]) == {65, 66}
+
+
 def test_top_k_minus_one_is_no_top_k(server) -> None:
     assert server.complete(PROMPT, top_k=-1)["choices"][0]["text"] == server.complete(PROMPT)["choices"][0]["text"]
 

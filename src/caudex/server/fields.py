@@ -18,10 +18,6 @@ SALT = re.compile(r"[^@/\\\x00]{1,128}")
 """What a `cache_salt` may be: the rule of vLLM, so that a salt that works there works here."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
     "best_of": (None, 1),
     "min_tokens": (None, 0),
     "suffix": (None, ""),
@@ -55,7 +51,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, float] | None = None
     user: str | None = None
 
     top_k: int | None = None
@@ -96,7 +92,7 @@ def decode_body(body: bytes, shape: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as exc:
-        place = re.search(r"at `\$\.?([^`]*)`", str(exc))
+        place = re.search(r"`\$\.?([^`]*)`", str(exc))
         raise APIError(str(exc), param=place.group(1) or None if place else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise APIError(f"the request body is not valid JSON: {exc}", code="invalid_json") from None
@@ -135,23 +131,20 @@ def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int 
             max_tokens=max_tokens,
             temperature=1.0 if fields.temperature is None else fields.temperature,
             top_p=1.0 if fields.top_p is None else fields.top_p,
-            top_k=max(fields.top_k or 0, 0) if fields.top_k == -1 else fields.top_k or 0,
+            top_k=0 if fields.top_k in (None, -1) else fields.top_k,
             min_p=fields.min_p or 0.0,
             seed=None if fields.seed is None else fields.seed + choice,
-            stop=stop_strings(fields.stop),
+            stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             ignore_eos=bool(fields.ignore_eos),
             logprobs=logprobs,
+            presence_penalty=fields.presence_penalty or 0.0,
+            frequency_penalty=fields.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+            logit_bias=fields.logit_bias or {},
         )
     except ValueError as exc:
-        raise APIError(str(exc), param=str(exc).partition(" ")[0]) from None
-
-
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in strings:
-        raise APIError("stop has an empty string, which would end every answer at once", param="stop")
-    return strings
+        raise APIError(str(exc), param=re.split(r"[ \[]", str(exc), maxsplit=1)[0]) from None
 
 
 def generation_requests(
