@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "cache/prefix_cache.hpp"
+#include "cache_options.hpp"
 #include "tokens.hpp"
 
 namespace nb = nanobind;
@@ -37,7 +38,7 @@ double wall_time() {
 // a policy written in Python) without a deadlock.
 class SharedCache {
  public:
-  SharedCache(const CacheOptions& options, bool manual_clock) : cache_(options), manual_clock_(manual_clock) {}
+  SharedCache(const CacheOptions& options, bool manual_clock) : manual_clock_(manual_clock), cache_(options) {}
   ~SharedCache() { release_orphans(); }
 
   template <typename Call>
@@ -92,12 +93,12 @@ class SharedCache {
     }
   }
 
-  PrefixCache cache_;
   bool manual_clock_;
   std::mutex mutex_;
   std::atomic<std::thread::id> owner_{};
   std::mutex orphans_mutex_;
-  std::vector<std::unique_ptr<Sequence>> orphans_;
+  std::vector<std::unique_ptr<Sequence>> orphans_;  // before the cache, which still knows them when it goes
+  PrefixCache cache_;
   std::atomic<bool> has_orphans_{false};
 };
 
@@ -160,10 +161,11 @@ std::uint32_t to_option(std::int64_t value, const char* what, std::int64_t least
                               std::to_string(most) + ", got " + std::to_string(value));
 }
 
-PyCache make_cache(std::int64_t num_blocks, std::int64_t block_size, const std::string& index, const std::string& policy,
-                   const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
-                   const std::string& sharing, std::int64_t k, std::optional<std::int64_t> pin_budget,
-                   bool manual_clock) {
+}  // namespace
+
+CacheOptions make_options(std::int64_t num_blocks, std::int64_t block_size, const std::string& index, const std::string& policy,
+                          const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
+                          const std::string& sharing, std::int64_t k, std::optional<std::int64_t> pin_budget) {
   CacheOptions options;
   options.num_blocks = to_option(num_blocks, "num_blocks", 1, kMaxBlocks);
   options.block_size = to_option(block_size, "block_size", 1, 1 << 16);
@@ -175,8 +177,10 @@ PyCache make_cache(std::int64_t num_blocks, std::int64_t block_size, const std::
   options.sharing = to_sharing(sharing);
   options.k = to_option(k, "k", 2, 1 << 16);
   options.pin_budget = to_option(pin_budget.value_or(num_blocks / 2), "pin_budget", 0, num_blocks);
-  return {std::make_shared<SharedCache>(options, manual_clock)};
+  return options;
 }
+
+namespace {
 
 // A prompt as Python gives it: tokens, and [(start, end, key), ...] for content that is not text.
 class PromptArgument {
@@ -437,8 +441,9 @@ void bind_cache(nb::module_& m) {
               const std::string& policy, const std::string& hash, std::optional<std::uint64_t> secret,
               std::optional<std::int64_t> thrash_window, const std::string& sharing, std::int64_t k,
               std::optional<std::int64_t> pin_budget, bool manual_clock) {
-             new (self) PyCache(make_cache(num_blocks, block_size, index, policy, hash, secret, thrash_window, sharing, k,
-                                           pin_budget, manual_clock));
+             const CacheOptions options = make_options(num_blocks, block_size, index, policy, hash, secret, thrash_window,
+                                                       sharing, k, pin_budget);
+             new (self) PyCache{std::make_shared<SharedCache>(options, manual_clock)};
            },
            nb::arg("num_blocks"), nb::arg("block_size") = 16, nb::kw_only(), nb::arg("index") = "radix",
            nb::arg("policy") = "lru", nb::arg("hash") = "fold64", nb::arg("secret").none() = nb::none(),

@@ -1,10 +1,13 @@
 #include "cache/offline/block_trace.hpp"
 #include "cache/offline/clairvoyant.hpp"
 #include "cache/offline/hit_curve.hpp"
+#include "cache/offline/replay.hpp"
+#include "cache_options.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 namespace nb = nanobind;
@@ -34,6 +37,47 @@ offline::BlockTrace view(const Input<std::int64_t>& ids, const Input<std::int64_
   return {ids.data(), offsets.data(), input_lengths.data(), num_requests, block_size};
 }
 
+template <class T>
+const T* data_or_null(const std::optional<Input<T>>& column, std::size_t expected, const char* name) {
+  if (!column) return nullptr;
+  if (column->shape(0) != expected) throw nb::value_error((std::string(name) + " has the wrong length").c_str());
+  return column->data();
+}
+
+// Takes the GIL for the call, and a signal that has come in meanwhile (Ctrl-C) stops the replay.
+offline::Progress to_progress(nb::object callback) {
+  return [callback](std::int64_t done) {
+    nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!callback.is_none()) callback(done);
+  };
+}
+
+nb::tuple replay(const Input<Token>& tokens, const Input<std::int64_t>& offsets,
+                 const Input<std::int64_t>& prompt_lengths, const Input<std::int64_t>& kept_lengths,
+                 const Input<double>& times, const std::optional<Input<std::int64_t>>& unseen_output,
+                 const std::optional<Input<std::int64_t>>& tenants, std::int64_t num_blocks, std::int64_t block_size,
+                 const std::string& index, const std::string& policy, const std::string& sharing, std::int64_t k,
+                 nb::object progress) {
+  const CacheOptions options = make_options(num_blocks, block_size, index, policy, "fold64", 0, {}, sharing, k, {});
+  const std::size_t num_requests = prompt_lengths.shape(0);
+  if (offsets.shape(0) != num_requests + 1 || kept_lengths.shape(0) != num_requests || times.shape(0) != num_requests) {
+    throw nb::value_error("the columns of the trace differ in length");
+  }
+  offline::TokenTrace trace{tokens.data(),        offsets.data(), prompt_lengths.data(), kept_lengths.data(), times.data(),
+                            data_or_null(unseen_output, num_requests, "unseen_output"),
+                            data_or_null(tenants, num_requests, "tenants"),
+                            nullptr,
+                            static_cast<std::int64_t>(num_requests)};
+  const offline::Progress report = to_progress(progress);
+  offline::ReplayResult result;
+  {
+    nb::gil_scoped_release release;
+    result = offline::replay(trace, options, report);
+  }
+  return nb::make_tuple(to_numpy(std::move(result.hit_tokens)), result.stats, result.num_cached_blocks);
+}
+
 nb::tuple knots(offline::HitCurve& curve, std::size_t group) {
   offline::Knots knots;
   {
@@ -60,6 +104,10 @@ void bind_offline(nb::module_& m) {
           "ids"_a, "offsets"_a, "input_lengths"_a, "block_size"_a, "groups"_a)
       .def("knots", &knots, "group"_a)
       .def_prop_ro("num_distinct_blocks", &offline::HitCurve::num_distinct_blocks);
+
+  m.def("replay", &replay, "tokens"_a, "offsets"_a, "prompt_lengths"_a, "kept_lengths"_a, "times"_a,
+        "unseen_output"_a.none(), "tenants"_a.none(), "num_blocks"_a, "block_size"_a, "index"_a, "policy"_a,
+        "sharing"_a, "k"_a, "progress"_a.none());
 
   m.def(
       "clairvoyant_hits",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cache/lazy_array.hpp"
@@ -16,15 +17,21 @@ class Ghosts {
  public:
   explicit Ghosts(std::size_t window) : ring_(window), mask_(table_size(window) - 1), table_(window ? mask_ + 1 : 1) {}
 
-  // Forgets the oldest entry when full. A fingerprint that is there already gets the new value and age.
-  void add(std::uint64_t fingerprint, const Value& value) {
-    if (ring_.size() == 0) return;
+  // Forgets the oldest entry when full, and returns its value. A fingerprint that is there already gets the new value
+  // and age.
+  std::optional<Value> add(std::uint64_t fingerprint, const Value& value) {
+    if (ring_.size() == 0) return std::nullopt;
     take(fingerprint);
     Entry& entry = ring_[next_];
-    if (entry.live) unindex(static_cast<std::uint32_t>(next_));
+    std::optional<Value> forgotten;
+    if (entry.live) {
+      forgotten = entry.value;
+      unindex(static_cast<std::uint32_t>(next_));
+    }
     entry = Entry{fingerprint, value, true};
     index(static_cast<std::uint32_t>(next_));
     next_ = next_ + 1 == ring_.size() ? 0 : next_ + 1;
+    return forgotten;
   }
 
   const Value* find(std::uint64_t fingerprint) const {

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "cache/policies/fifo.hpp"
+#include "cache/policies/gittins.hpp"
 #include "cache/policies/lru.hpp"
 
 namespace caudex {
@@ -22,6 +23,7 @@ struct Entry {
 constexpr Entry kPolicies[] = {
     {"lru", make<LruPolicy>},
     {"fifo", make<FifoPolicy>},
+    {"gittins", make<GittinsPolicy>},
 };
 
 }  // namespace

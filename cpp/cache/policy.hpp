@@ -30,6 +30,7 @@ struct Request {
   Position num_prompt_tokens = 0;
   Position num_cached_tokens = 0;  // found at the start, partial hit included
   Position num_tokens = 0;         // matchable now: prompt and output whose KV was written
+  Position num_output_tokens = 0;  // generated, matchable or not
   SessionHints hints;
 };
 
@@ -37,6 +38,7 @@ struct Request {
 struct PolicyContext {
   const NodeStore& nodes;
   const BlockPool& pool;
+  const double& now;  // seconds on the cache's clock
 };
 
 // An eviction policy chooses which unpinned leaf loses its last block next. The tree calls these verbs, one at a time
@@ -68,7 +70,7 @@ struct PolicyContext {
 // All state that outlives a node (ghosts, sessions, learned rates) belongs to the policy; bound it by the pool's size.
 class Policy {
  public:
-  explicit Policy(PolicyContext context) : nodes(context.nodes), pool(context.pool) {}
+  explicit Policy(PolicyContext context) : nodes(context.nodes), pool(context.pool), now(context.now) {}
   virtual ~Policy() = default;
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
@@ -93,6 +95,7 @@ class Policy {
 
   const NodeStore& nodes;
   const BlockPool& pool;
+  const double& now;
 };
 
 // Makes the policy of that name. Throws std::invalid_argument that lists the known names.

@@ -25,7 +25,7 @@ PrefixCache::PrefixCache(const CacheOptions& options)
       audiences_(options.sharing == Sharing::kAnonymous ? options.k : 0),
       tree_(options.grain, pool_, *hasher_, audiences_),
       evicted_(options.thrash_window) {
-  tree_.use_policy(make_policy(options.policy, {tree_.nodes(), pool_}));
+  tree_.use_policy(make_policy(options.policy, {tree_.nodes(), pool_, now_}));
 }
 
 PrefixCache::~PrefixCache() {
@@ -350,6 +350,8 @@ void PrefixCache::release(Sequence& sequence) {
   request.num_prompt_tokens = sequence.num_prompt;
   request.num_cached_tokens = sequence.num_cached;
   request.num_tokens = sequence.num_committed;
+  request.num_output_tokens =
+      static_cast<Position>(sequence.tokens.size()) - sequence.num_prompt + sequence.num_unseen_output;
   request.hints = sequence.hints;
   if (sequence.is_pin) num_budgeted_ -= static_cast<std::uint32_t>(sequence.table.size());
   else tree_.policy().end_request(request);

@@ -41,6 +41,7 @@ struct Sequence {
   Position num_public = 0;  // its beginning that the operator has registered for everyone
   Position num_cached = 0;
   Position num_committed = 0;
+  Position num_unseen_output = 0;  // generated but not appended: a log of prompts knows only how many
   double begin_time = 0.0;
   SessionHints hints;
   bool running = false;

@@ -1,6 +1,6 @@
 """Types of the compiled core. Each part of cpp/bindings has a section; the public wrappers carry the documentation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -245,6 +245,22 @@ class HitCurve:
     @property
     def num_distinct_blocks(self) -> int: ...
 
+def replay(
+    tokens: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    prompt_lengths: NDArray[np.int64],
+    kept_lengths: NDArray[np.int64],
+    times: NDArray[np.float64],
+    unseen_output: NDArray[np.int64] | None,
+    tenants: NDArray[np.int64] | None,
+    num_blocks: int,
+    block_size: int,
+    index: str,
+    policy: str,
+    sharing: str,
+    k: int,
+    progress: Callable[[int], None] | None,
+) -> tuple[NDArray[np.int64], CacheStats, int]: ...
 def clairvoyant_hits(
     ids: NDArray[np.int64],
     offsets: NDArray[np.int64],

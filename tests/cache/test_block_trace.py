@@ -14,7 +14,7 @@ GOOD = {"block_ids": [1, 2, 3], "offsets": [0, 2, 3], "input_lengths": [5, 4], "
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": [0, 3]}, "offsets has 2 entries"),
+        ({"offsets": [0, 3]}, "offsets does not fit 2 requests"),
         ({"offsets": [0, 2, 2]}, "offsets must rise"),
         ({"offsets": [0, 4, 3]}, "offsets must rise"),
         ({"offsets": [-1, 2, 3]}, "offsets must rise"),
@@ -22,9 +22,9 @@ GOOD = {"block_ids": [1, 2, 3], "offsets": [0, 2, 3], "input_lengths": [5, 4], "
         ({"block_size": 0}, "block_size is 0"),
         ({"block_ids": [1.5, 2.0, 3.0]}, "block_ids holds float64"),
         ({"block_ids": [[1, 2, 3]]}, "2 dimensions"),
-        ({"timestamps": [0.0]}, "timestamps has 1 entries"),
+        ({"timestamps": [0.0]}, "timestamps does not fit 2"),
         ({"timestamps": [0.0, float("nan")]}, r"timestamps\[1\] is nan"),
-        ({"tenants": [1, 2, 3]}, "tenants has 3 entries"),
+        ({"tenants": [1, 2, 3]}, "tenants does not fit 2"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:

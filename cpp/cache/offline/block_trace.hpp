@@ -7,7 +7,7 @@
 namespace caudex::offline {
 
 // A prefix-chained id: it stands for its block and all blocks before it.
-using BlockId = std::int64_t;
+using ChainedId = std::int64_t;
 
 // A borrowed view of a request log as flat arrays. Request i names the blocks ids[offsets[i] .. offsets[i + 1]).
 //
@@ -15,13 +15,13 @@ using BlockId = std::int64_t;
 //                       |<---------- full(i) ------------------>|
 //                       |<-- reusable(i): leaves one token to compute -->| (at most full(i))
 struct BlockTrace {
-  const BlockId* ids;
+  const ChainedId* ids;
   const std::int64_t* offsets;        // num_requests + 1, non-decreasing from 0
   const std::int64_t* input_lengths;  // tokens
   std::int64_t num_requests;
   std::int64_t block_size;  // tokens
 
-  const BlockId* path(std::int64_t i) const { return ids + offsets[i]; }
+  const ChainedId* path(std::int64_t i) const { return ids + offsets[i]; }
 
   // Blocks that are kept after the request: those filled to the last slot.
   std::int64_t full(std::int64_t i) const {

@@ -14,7 +14,7 @@ NextUses::NextUses(const BlockTrace& trace)
     if (length > 0) groups_.push_back({length, next_use});
   };
   for (std::int64_t i = trace.num_requests - 1; i >= 0; --i) {
-    const BlockId* path = trace.path(i);
+    const ChainedId* path = trace.path(i);
     const std::int64_t full = trace.full(i);
     reusable_[i] = trace.reusable(i);
     first_[i] = static_cast<std::int64_t>(groups_.size());

@@ -17,7 +17,7 @@ class LruStack {
   // `depth` on that lay at distances distance .. distance + length - 1. Returns how many blocks were never touched
   // before.
   template <class OnHit>
-  std::size_t touch(const BlockId* path, std::size_t n, OnHit&& on_hit) {
+  std::size_t touch(const ChainedId* path, std::size_t n, OnHit&& on_hit) {
     if (n == 0) return 0;
     if (next_slot_ + 1 >= tree_.size()) renumber();
     std::size_t known = 0;

@@ -33,17 +33,17 @@ class TouchRuns {
   static constexpr Handle kNone = IdMap::kNone;
 
   struct Run {
-    std::vector<BlockId> ids;
+    std::vector<ChainedId> ids;
     std::size_t head = 0;  // ids before it were touched again since, by others
     std::uint64_t owner = 0;
 
     std::size_t size() const { return ids.size() - head; }
-    const BlockId* begin() const { return ids.data() + head; }
+    const ChainedId* begin() const { return ids.data() + head; }
   };
 
   // The run that begins with this block. Once a path's first n blocks are touched, its block n, if known, begins a
   // run.
-  Handle find(BlockId first) const { return starts_.find(first); }
+  Handle find(ChainedId first) const { return starts_.find(first); }
   const Run& operator[](Handle run) const { return runs_[run]; }
   Run& operator[](Handle run) { return runs_[run]; }
 
@@ -51,7 +51,7 @@ class TouchRuns {
   // is met, before it loses its first `length` blocks, and on_drop(handle) for runs that disagree about parents.
   // Returns the handle of the new run, or kNone if n is 0.
   template <class OnCut, class OnDrop>
-  Handle touch(const BlockId* path, std::size_t n, std::uint64_t owner, OnCut&& on_cut, OnDrop&& on_drop) {
+  Handle touch(const ChainedId* path, std::size_t n, std::uint64_t owner, OnCut&& on_cut, OnDrop&& on_drop) {
     if (n == 0) return kNone;
     for (std::size_t depth = 0; depth < n;) {
       const Handle met = find(path[depth]);
@@ -70,7 +70,7 @@ class TouchRuns {
   }
 
  private:
-  static std::size_t common_prefix(const BlockId* a, const BlockId* b, std::size_t n) {
+  static std::size_t common_prefix(const ChainedId* a, const ChainedId* b, std::size_t n) {
     std::size_t i = 0;
     for (; i + 8 <= n; i += 8) {
       std::uint64_t differ = 0;
@@ -88,14 +88,14 @@ class TouchRuns {
     run.head += length;
     if (run.size() == 0) return release(handle);
     if (run.head > run.size()) {  // keep no more than two ids for each that is still owned
-      run.ids = std::vector<BlockId>(run.begin(), run.begin() + run.size());
+      run.ids = std::vector<ChainedId>(run.begin(), run.begin() + run.size());
       run.head = 0;
     }
     begin_at(*run.begin(), handle, on_drop);
   }
 
   template <class OnDrop>
-  void begin_at(BlockId first, Handle handle, OnDrop&& on_drop) {
+  void begin_at(ChainedId first, Handle handle, OnDrop&& on_drop) {
     const Handle stale = find(first);
     if (stale != kNone) {
       on_drop(stale);

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,17 @@ class BlockTrace:
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _column(name, value, dtype))
-        num_requests = len(self.input_lengths)
-        for name in _DTYPES:
-            value = getattr(self, name)
-            expected = {"block_ids": None, "offsets": num_requests + 1}.get(name, num_requests)
-            if value is not None and expected is not None and len(value) != expected:
-                raise ValueError(f"{name} has {len(value)} entries; {num_requests} requests need {expected}")
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_column(name, getattr(self, name), dtype))
+        columns = {name: getattr(self, name) for name in ("timestamps", "output_lengths", "sessions", "tenants")}
+        check_lengths(len(self), offsets=self.offsets[1:], **columns)
+        check_offsets(self.offsets, len(self.block_ids), "block ids")
+        check_timestamps(self.timestamps)
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}; it must be at least 1 token")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.block_ids) or np.any(np.diff(self.offsets) < 0):
-            raise ValueError(f"offsets must rise from 0 to the number of block ids, {len(self.block_ids)}")
         if np.any(self.input_lengths < 0):
             at = int(np.argmax(self.input_lengths < 0))
             raise ValueError(f"input_lengths[{at}] is {self.input_lengths[at]}; a prompt has no negative length")
-        if self.timestamps is not None and not np.all(np.isfinite(self.timestamps)):
-            at = int(np.argmin(np.isfinite(self.timestamps)))
-            raise ValueError(f"timestamps[{at}] is {self.timestamps[at]}; it must be a number of seconds")
 
     @classmethod
     def from_paths(
@@ -104,10 +99,32 @@ _DTYPES: dict[str, type[np.int64] | type[np.float64]] = {
 }
 
 
-def _column(name: str, value: ArrayLike, dtype: type[np.int64] | type[np.float64]) -> NDArray[np.int64 | np.float64]:
+def as_column(name: str, value: ArrayLike, dtype: type[T]) -> NDArray[T]:
+    """Return a contiguous array of that type, or raise ValueError that names the column."""
     array = np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"{name} has {array.ndim} dimensions; it must be a flat array")
     if array.size and not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise ValueError(f"{name} holds {array.dtype}; it must hold {dtype.__name__}")
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def check_lengths(num_requests: int, **columns: NDArray[np.generic] | None) -> None:
+    """Raise ValueError for a column that has not one entry a request (offsets are passed without their leading 0)."""
+    for name, column in columns.items():
+        if column is not None and len(column) != num_requests:
+            extra = " and one more" if name == "offsets" else ""
+            raise ValueError(f"{name} does not fit {num_requests} requests: it must have an entry for each{extra}")
+
+
+def check_offsets(offsets: NDArray[np.int64], end: int, what: str) -> None:
+    """Raise ValueError unless offsets rise from 0 to `end`."""
+    if offsets[0] != 0 or offsets[-1] != end or np.any(np.diff(offsets) < 0):
+        raise ValueError(f"offsets must rise from 0 to the number of {what}, {end}")
+
+
+def check_timestamps(timestamps: NDArray[np.float64] | None) -> None:
+    """Raise ValueError for what is no point in time."""
+    if timestamps is not None and not np.all(np.isfinite(timestamps)):
+        at = int(np.argmin(np.isfinite(timestamps)))
+        raise ValueError(f"timestamps[{at}] is {timestamps[at]}; it must be a number of seconds")

@@ -1,0 +1,312 @@
+#include "cache/policies/gittins.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace caudex {
+
+GittinsPolicy::GittinsPolicy(PolicyContext context)
+    : Policy(context),
+      ghosts_(kGhostsPerBlock * context.pool.num_blocks()),
+      strip_of_(ReuseClass::kCount * ReuseRates::kRiskLevels) {}
+
+// ------------------------------------------------------------------------------------------------- a request ends
+
+void GittinsPolicy::end_request(const Request& request) {
+  advance();
+  if (++num_requests_ >= next_fit_) refit();
+
+  path_.clear();
+  for (NodeId id = request.leaf; !nodes[id].is_root(); id = nodes[id].parent) path_.push_back(id);
+  std::reverse(path_.begin(), path_.end());
+  recalls_.clear();
+  Recall deepest;
+  std::size_t num_known = 0;  // nodes of the path that were known as a whole
+  for (NodeId node : path_) {
+    recalls_.push_back(recall(node));
+    if (recalls_.back().end == 0) continue;
+    deepest = recalls_.back();
+    num_known += deepest.end == nodes[node].end;
+  }
+
+  const Group followed = follow(request, deepest);
+  if (num_known > 0 && num_known < path_.size() && deepest.end == nodes[path_[num_known - 1]].end) {
+    supersede_beside(path_[num_known]);
+  }
+  GroupId group;
+  if (spare_groups_.empty()) {
+    group = static_cast<GroupId>(groups_.size());
+    groups_.push_back(followed);
+  } else {
+    group = spare_groups_.back();
+    spare_groups_.pop_back();
+    groups_[group] = followed;
+  }
+  ++groups_[group].num_segments;  // keeps it while segments move
+  const ReuseTraits traits = ReuseTraits::of(request.num_tokens - std::min(request.num_tokens, deepest.end),
+                                             request.num_output_tokens, followed.interval);
+  for (std::size_t i = 0; i < path_.size(); ++i) {
+    const std::uint32_t touches = recalls_[i].touches + 1;
+    ReuseClass c = ReuseClass::of(touches, followed.turn);
+    if (nodes[path_[i]].start >= followed.origin) {
+      if (request.hints.ends) c = ReuseClass::ended();
+      else if (request.hints.expected_return >= 0.0) c = ReuseClass::returning_in(request.hints.expected_return);
+    }
+    touch(path_[i], group, c, traits, touches);
+  }
+  if (--groups_[group].num_segments == 0) spare_groups_.push_back(group);
+}
+
+// What is known of a node, counted as reuse.
+GittinsPolicy::Recall GittinsPolicy::recall(NodeId node) {
+  const SegmentId id = slot(segment_of_, node);
+  if (id == 0) return recall_evicted(node);
+  const Segment& segment = segments_[id - 1];
+  count_reuse(segment, nodes[node].blocks.size());
+  return {nodes[node].end, segment.touches, segment.group};
+}
+
+// The node is new, but some of its blocks may have been there before.
+GittinsPolicy::Recall GittinsPolicy::recall_evicted(NodeId id) {
+  Recall recall;
+  const Node& node = nodes[id];
+  const Position size = pool.block_size();
+  Position end = node.start - node.start % size;
+  for (BlockId block : node.blocks) {
+    end += size;
+    if (end > node.end) break;
+    const SegmentId* found = ghosts_.find(pool.fingerprint(block));
+    if (found == nullptr) break;
+    const SegmentId ghost = *found;
+    ghosts_.take(pool.fingerprint(block));
+    count_reuse(segments_[ghost], 1.0);
+    recall = {end, segments_[ghost].touches, segments_[ghost].group};
+    forget_ghost(ghost);
+  }
+  return recall;
+}
+
+void GittinsPolicy::count_reuse(const Segment& segment, double blocks) {
+  const double seconds = now_ - groups_[segment.group].touched - AgeBuckets::begin(segment.bucket);
+  rates_.count_reuse(segment.reuse_class, segment.traits, segment.bucket, blocks * segment.weight, std::max(seconds, 0.0));
+}
+
+// Whether the request goes on with the conversation that touched its deepest known block: if it covers at least half
+// of what that one added, or all but its last block.
+GittinsPolicy::Group GittinsPolicy::follow(const Request& request, const Recall& deepest) const {
+  Group group;
+  group.touched = now_;
+  group.known = group.origin = deepest.end;
+  group.end = request.num_tokens;
+  if (deepest.group == kNone) return group;
+  const Group& parent = groups_[deepest.group];
+  const bool covers_half = deepest.end > parent.known && 2 * (deepest.end - parent.known) >= parent.end - parent.known;
+  if (covers_half || deepest.end + pool.block_size() >= parent.end) {
+    group.turn = parent.turn + 1;
+    group.interval = now_ - parent.touched;
+    group.origin = parent.origin;
+  }
+  return group;
+}
+
+// The request went to `next` where there was one way before: what lies that way will hardly be wanted again.
+void GittinsPolicy::supersede_beside(NodeId next) {
+  const NodeId first = nodes[nodes[next].parent].first_child;
+  NodeId left = first == next ? nodes[next].next_sibling : first;
+  if (left == kNoNode) return;
+  const NodeId last = nodes[left].next_sibling == next ? nodes[next].next_sibling : nodes[left].next_sibling;
+  if (last != kNoNode || slot(segment_of_, left) == 0) return;
+  const GroupId group = segments_[segment_of_[left] - 1].group;
+  for (; left != kNoNode; left = nodes[left].first_child) {
+    const SegmentId id = slot(segment_of_, left);
+    if (id == 0 || segments_[id - 1].group != group) return;
+    const bool waiting = segments_[id - 1].waiting;
+    if (waiting) dequeue(id - 1);
+    segments_[id - 1].reuse_class = ReuseClass::superseded();
+    if (waiting) enqueue(id - 1);
+    if (nodes[left].first_child != kNoNode && nodes[nodes[left].first_child].next_sibling != kNoNode) return;
+  }
+}
+
+void GittinsPolicy::touch(NodeId node, GroupId group, ReuseClass c, const ReuseTraits& traits, std::uint32_t touches) {
+  detach(node);
+  const SegmentId id = new_segment(group);
+  Segment& segment = segments_[id];
+  segment.node = node;
+  segment.touches = touches;
+  segment.reuse_class = c;
+  segment.traits = traits;
+  segment.risk = static_cast<std::uint8_t>(rates_.risk_level(traits));
+  segment.weight = 1.0F / std::sqrt(std::max(static_cast<float>(nodes[node].blocks.size()), 1.0F));
+  timers_.push_back(0, id);
+  segment_of_[node] = id + 1;
+}
+
+// -------------------------------------------------------------------------------------------------- candidates
+
+void GittinsPolicy::offer(NodeId node) {
+  const SegmentId id = slot(segment_of_, node);
+  if (id != 0 && nodes[node].is_leaf() && !segments_[id - 1].waiting) enqueue(id - 1);
+}
+
+void GittinsPolicy::withdraw(NodeId node) {
+  const SegmentId id = slot(segment_of_, node);
+  if (id == 0) return;
+  if (segments_[id - 1].waiting) dequeue(id - 1);
+  if (!nodes[node].is_pinned()) detach(node);
+}
+
+void GittinsPolicy::split(NodeId upper, NodeId lower) {
+  slot(segment_of_, std::max(upper, lower));
+  const SegmentId below = segment_of_[lower];
+  if (below == 0) return;
+  const SegmentId above = new_segment(segments_[below - 1].group);
+  const GroupId group = segments_[above].group;
+  segments_[above] = segments_[below - 1];
+  segments_[above].group = group;
+  segments_[above].node = upper;
+  segments_[above].num_ghosts = 0;
+  segments_[above].waiting = false;
+  timers_.insert_after(segments_[above].bucket, below - 1, above);
+  segment_of_[upper] = above + 1;
+}
+
+bool GittinsPolicy::merge(NodeId upper, NodeId lower) {
+  const SegmentId above = slot(segment_of_, upper), below = slot(segment_of_, lower);
+  if (above == 0 || below == 0) return false;
+  const Segment& a = segments_[above - 1];
+  const Segment& b = segments_[below - 1];
+  if (a.group != b.group || !(a.reuse_class == b.reuse_class) || a.touches != b.touches || a.num_ghosts > 0) return false;
+  detach(upper);
+  return true;
+}
+
+NodeId GittinsPolicy::victim() {
+  advance();
+  const SegmentId id = queues_.front(order_.begin()->second);
+  const NodeId node = segments_[id].node;
+  const BlockRun& blocks = nodes[node].blocks;
+  const Position border = (nodes[node].start / pool.block_size() + blocks.size()) * pool.block_size();
+  if (border > nodes[node].end) return node;
+  const std::uint64_t fingerprint = pool.fingerprint(blocks.back());
+  if (const SegmentId* stale = ghosts_.find(fingerprint)) forget_ghost(*stale);
+  if (const auto forgotten = ghosts_.add(fingerprint, id)) forget_ghost(*forgotten);
+  ++segments_[id].num_ghosts;
+  return node;
+}
+
+// --------------------------------------------------------------------------------------------------------- time
+
+// Moves segments to the age bucket they have reached.
+void GittinsPolicy::advance() {
+  if (now <= now_) return;
+  now_ = now;
+  for (int bucket = 0; bucket + 1 < AgeBuckets::kCount; ++bucket) {
+    for (SegmentId id = timers_.front(bucket); id != kNone; id = timers_.front(bucket)) {
+      Segment& segment = segments_[id];
+      if (groups_[segment.group].touched + AgeBuckets::begin(bucket + 1) > now_) break;
+      timers_.remove(bucket, id);
+      timers_.push_back(bucket + 1, id);
+      rates_.count_exposure(segment.reuse_class, segment.traits, bucket,
+                            num_blocks(segment) * segment.weight * AgeBuckets::width(bucket));
+      const bool waiting = segment.waiting;
+      if (waiting) dequeue(id);
+      segment.bucket = static_cast<std::uint8_t>(bucket + 1);
+      if (waiting) enqueue(id);
+    }
+  }
+}
+
+void GittinsPolicy::refit() {
+  next_fit_ = num_requests_ + std::clamp<std::uint64_t>(num_requests_ / 8, 4, kRequestsBetweenFits);
+  rates_.fit();
+  std::set<std::pair<double, std::uint32_t>> order;
+  for (const auto& entry : order_) {
+    const Strip& strip = strips_[entry.second / AgeBuckets::kCount];
+    const double index = rates_.index(strip.reuse_class, strip.risk, static_cast<int>(entry.second % AgeBuckets::kCount));
+    index_of_[entry.second] = index;
+    order.emplace(index, entry.second);
+  }
+  order_.swap(order);
+}
+
+// ------------------------------------------------------------------------------------------------------- queues
+
+std::uint32_t GittinsPolicy::queue_of(const Segment& segment) {
+  std::uint16_t& strip = strip_of_[segment.reuse_class.id * ReuseRates::kRiskLevels + segment.risk];
+  if (strip == 0) {
+    strips_.push_back({segment.reuse_class, segment.risk});
+    strip = static_cast<std::uint16_t>(strips_.size());
+    index_of_.resize(strips_.size() * AgeBuckets::kCount);
+  }
+  return (strip - 1) * AgeBuckets::kCount + segment.bucket;
+}
+
+void GittinsPolicy::enqueue(SegmentId id) {
+  Segment& segment = segments_[id];
+  segment.waiting = true;
+  const std::uint32_t queue = queue_of(segment);
+  if (queues_.empty(queue)) {
+    index_of_[queue] = rates_.index(segment.reuse_class, segment.risk, segment.bucket);
+    order_.emplace(index_of_[queue], queue);
+  }
+  queues_.push_back(queue, id);
+}
+
+void GittinsPolicy::dequeue(SegmentId id) {
+  segments_[id].waiting = false;
+  const std::uint32_t queue = queue_of(segments_[id]);
+  queues_.remove(queue, id);
+  if (queues_.empty(queue)) order_.erase({index_of_[queue], queue});
+}
+
+// ----------------------------------------------------------------------------------------------- segments' lives
+
+GittinsPolicy::SegmentId GittinsPolicy::new_segment(GroupId group) {
+  ++groups_[group].num_segments;
+  SegmentId id;
+  if (spare_segments_.empty()) {
+    id = static_cast<SegmentId>(segments_.size());
+    segments_.emplace_back();
+  } else {
+    id = spare_segments_.back();
+    spare_segments_.pop_back();
+    segments_[id] = Segment{};
+  }
+  segments_[id].group = group;
+  return id;
+}
+
+void GittinsPolicy::forget_ghost(SegmentId id) {
+  --segments_[id].num_ghosts;
+  free_if_unused(id);
+}
+
+// The node is another's now, or gone; its evicted blocks keep the segment.
+void GittinsPolicy::detach(NodeId node) {
+  const SegmentId id = slot(segment_of_, node);
+  if (id == 0) return;
+  segment_of_[node] = 0;
+  if (segments_[id - 1].waiting) dequeue(id - 1);
+  segments_[id - 1].node = kNoNode;
+  free_if_unused(id - 1);
+}
+
+void GittinsPolicy::free_if_unused(SegmentId id) {
+  const Segment& segment = segments_[id];
+  if (segment.node != kNoNode || segment.num_ghosts > 0) return;
+  timers_.remove(segment.bucket, id);
+  if (--groups_[segment.group].num_segments == 0) spare_groups_.push_back(segment.group);
+  spare_segments_.push_back(id);
+}
+
+double GittinsPolicy::num_blocks(const Segment& segment) const {
+  return segment.num_ghosts + (segment.node == kNoNode ? 0.0 : nodes[segment.node].blocks.size());
+}
+
+std::size_t GittinsPolicy::bytes() const {
+  return segments_.capacity() * sizeof(Segment) + groups_.capacity() * sizeof(Group) +
+         segment_of_.capacity() * sizeof(SegmentId) + timers_.bytes() + queues_.bytes();
+}
+
+}  // namespace caudex
