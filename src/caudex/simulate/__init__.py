@@ -1,1 +1,34 @@
-"""Floor 4: a fleet in virtual time, on the real cache and the real routing policies."""
+"""Floor 4: a fleet in virtual time, on the real cache and the real routing policies.
+
+A `Workload` of arrivals goes through the same `Policy` and `Fleet` objects as the gateway uses, to `Replica`s whose
+prefix cache is the engine's own, while a `CostModel` says how long each step of computing takes.
+"""
+
+from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model
+from caudex.simulate.fleet_simulation import FleetChange, FleetSimulation, SimulationSettings
+from caudex.simulate.hardware import GPUS, MODELS, Gpu, ModelShape, find_gpu, find_model
+from caudex.simulate.result import SimulationResult, Slo
+from caudex.simulate.sequential import SequentialResult, replay_sequentially
+from caudex.simulate.workload import Workload, read_hash_trace
+
+__all__ = [
+    "GPUS",
+    "MODELS",
+    "CostModel",
+    "FittedModel",
+    "FleetChange",
+    "FleetSimulation",
+    "Gpu",
+    "ModelShape",
+    "RooflineModel",
+    "SequentialResult",
+    "SimulationResult",
+    "SimulationSettings",
+    "Slo",
+    "Workload",
+    "find_gpu",
+    "find_model",
+    "fit_cost_model",
+    "read_hash_trace",
+    "replay_sequentially",
+]
