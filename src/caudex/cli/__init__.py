@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "demo": "demo",
     "serve": "serve",
     "route": "route",
+    "simulate": "simulate",
 }
 """Command name -> module in this package that holds its click command as `command`."""
 

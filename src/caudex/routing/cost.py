@@ -35,8 +35,8 @@ class CostPolicy:
         *,
         index: PrefixIndex | None = None,
         decode_tokens: float = 64.0,
-        coming_weight: float = 0.5,
-        harm_weight: float = 0.05,
+        coming_weight: float = 0.05,
+        harm_weight: float = 0.1,
         seed: int = 0,
     ) -> None:
         for name, value in (("decode_tokens", decode_tokens), ("coming", coming_weight), ("harm", harm_weight)):

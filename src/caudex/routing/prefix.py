@@ -48,7 +48,7 @@ class PrefixPolicy:
     Good for: workers of one kind. Not for: mixed hardware (use `cost`).
     """
 
-    def __init__(self, *, index: PrefixIndex | None = None, recent_weight: float = 0.25, seed: int = 0) -> None:
+    def __init__(self, *, index: PrefixIndex | None = None, recent_weight: float = 0.1, seed: int = 0) -> None:
         if recent_weight < 0:
             raise ValueError(f"recent_weight is {recent_weight}; it must not be negative")
         self.index: PrefixIndex = SentIndex() if index is None else index

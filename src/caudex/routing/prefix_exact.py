@@ -14,6 +14,6 @@ class PrefixExactPolicy(PrefixPolicy):
     Good for: fleets with several gateways, or caches under pressure. Not for: workers that publish no events.
     """
 
-    def __init__(self, *, index: EventIndex | None = None, recent_weight: float = 0.25, seed: int = 0) -> None:
+    def __init__(self, *, index: EventIndex | None = None, recent_weight: float = 0.1, seed: int = 0) -> None:
         self.events = EventIndex() if index is None else index
         super().__init__(index=self.events, recent_weight=recent_weight, seed=seed)

@@ -4,9 +4,10 @@ A `Workload` of arrivals goes through the same `Policy` and `Fleet` objects as t
 prefix cache is the engine's own, while a `CostModel` says how long each step of computing takes.
 """
 
-from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model
+from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model, read_fit
 from caudex.simulate.fleet_simulation import FleetChange, FleetSimulation, SimulationSettings
 from caudex.simulate.hardware import GPUS, MODELS, Gpu, ModelShape, find_gpu, find_model
+from caudex.simulate.replica import ReplicaLimits
 from caudex.simulate.result import SimulationResult, Slo
 from caudex.simulate.sequential import SequentialResult, replay_sequentially
 from caudex.simulate.workload import Workload, read_hash_trace
@@ -20,6 +21,7 @@ __all__ = [
     "FleetSimulation",
     "Gpu",
     "ModelShape",
+    "ReplicaLimits",
     "RooflineModel",
     "SequentialResult",
     "SimulationResult",
@@ -29,6 +31,7 @@ __all__ = [
     "find_gpu",
     "find_model",
     "fit_cost_model",
+    "read_fit",
     "read_hash_trace",
     "replay_sequentially",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from caudex.simulate.hardware import Gpu, ModelShape
@@ -122,3 +124,21 @@ def fit_cost_model(works: Sequence[StepWork], seconds: Sequence[float]) -> Fitte
     if coefficients[1] <= 0:
         raise ValueError("the measurements show no cost of prefill; measure prompts of several lengths")
     return FittedModel(*(float(c) for c in coefficients))
+
+
+class _MeasuredStep(msgspec.Struct):
+    seconds: float
+    prefill_tokens: int = 0
+    prefill_pairs: float = 0.0
+    decodes: int = 0
+    context_tokens: float = 0.0
+
+
+def read_fit(path: Path) -> FittedModel:
+    """Fits the steps in a JSON file: a list of objects with `seconds` and the fields of `StepWork`."""
+    try:
+        steps = msgspec.json.decode(path.read_bytes(), type=list[_MeasuredStep])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}: {error}") from error
+    works = [StepWork(s.prefill_tokens, s.prefill_pairs, s.decodes, s.context_tokens) for s in steps]
+    return fit_cost_model(works, [s.seconds for s in steps])

@@ -57,8 +57,9 @@ def _visit(cache: PrefixCache, workload: Workload, i: int, now: float) -> int:
     if not len(path):
         return 0
     cache.set_time(now)
-    matched = cache.match(np.append(path, np.int32(workload.partial_block_id))).num_tokens
-    sequence = cache.begin(path)
+    # One more token than there are blocks: a prompt that is cached whole then needs no block of its own to recompute.
+    sequence = cache.begin(np.append(path, np.int32(workload.partial_block_id)))
+    matched = sequence.num_cached_tokens
     sequence.allocate(len(path))
     sequence.commit(len(path))
     sequence.release()
