@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,6 +123,43 @@ def test_namespaces_do_not_share(engine: Engine) -> None:
         for namespace in ("a", "b", "a")
     ]
     assert cached == [0, 0, len(PROMPT) - 1]
+
+
+def test_tenants_share_as_the_engine_is_told(tiny_model: Callable[[str], Path]) -> None:
+    for sharing, expected in (("isolated", [0, 0, len(PROMPT) - 1]), ("shared", [0, len(PROMPT) - 1, len(PROMPT) - 1])):
+        with running_engine(model=str(tiny_model("llama")), num_blocks=64, sharing=sharing) as engine:
+            cached = [
+                submit(engine, PROMPT, greedy(1), tenant=tenant).wait().last.num_cached_tokens
+                for tenant in ("a", "b", "a")
+            ]
+        assert cached == expected
+
+
+def test_a_kept_session_outlasts_a_flood(tiny_model: Callable[[str], Path]) -> None:
+    """A conversation's blocks survive other traffic that fills the pool, until their time is over."""
+    with running_engine(model=str(tiny_model("llama")), num_blocks=16, max_model_len=128) as engine:
+        flood = [[7, i] * 30 for i in range(20)]
+        for ttl, kept in ((0.0, 0), (3600.0, 96)):
+            conversation = [int(ttl) % 251 + 1] * 100
+            submit(engine, conversation, greedy(1), session_id="s", cache_ttl=ttl).wait()
+            serve(engine, flood, greedy(1))
+            result = submit(engine, conversation, greedy(1), session_id="s").wait()
+            assert result.last.num_cached_tokens >= kept
+            if not kept:
+                assert result.last.num_cached_tokens == 0, "the flood is meant to fill the pool"
+        serve(engine, flood, greedy(1))
+        assert submit(engine, conversation, greedy(1)).wait().last.num_cached_tokens == 0
+        assert_nothing_leaked(engine)
+
+
+def test_a_kept_session_expires(tiny_model: Callable[[str], Path]) -> None:
+    with running_engine(model=str(tiny_model("llama")), num_blocks=16, max_model_len=128) as engine:
+        submit(engine, [9] * 100, greedy(1), session_id="s", cache_ttl=0.3).wait()
+        assert engine.stats().num_pinned_blocks > 0
+        deadline = time.monotonic() + 30
+        while engine.stats().num_pinned_blocks and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert_nothing_leaked(engine)
 
 
 def test_reset_forgets_the_cache(engine: Engine) -> None:

@@ -10,6 +10,7 @@ from caudex.engine.types import check_range
 
 DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
 IndexName: TypeAlias = Literal["radix", "hash"]
+SharingName: TypeAlias = Literal["isolated", "shared", "public", "k_anonymous"]
 AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
 
 
@@ -27,6 +28,7 @@ class EngineConfig:
         max_num_seqs: sequences that may be in one step.
         max_num_batched_tokens: tokens computed in one step, over all sequences; longer prompts are cut into chunks.
         index, policy: of the prefix cache.
+        sharing: what tenants of one namespace share: `isolated`, `shared`, `public` or `k_anonymous` (see PrefixCache).
         enable_prefix_caching: off, no request ever sees another's KV (the pool is still paged).
         attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
         num_threads: of the compiled kernels and PyTorch; None means one a core.
@@ -50,6 +52,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     index: IndexName = "radix"
     policy: str = "lru"
+    sharing: SharingName = "isolated"
     enable_prefix_caching: bool = True
     attention_backend: AttentionName = "auto"
     num_threads: int | None = None
@@ -61,6 +64,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(DTypeName))
         _check_choice("index", self.index, get_args(IndexName))
+        _check_choice("sharing", self.sharing, get_args(SharingName))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionName))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             check_range(name, getattr(self, name), 1, None)

@@ -103,7 +103,9 @@ class Engine:
             model_name=loaded.name,
             tokenizer=loaded.tokenizer,
             runner=make_runner(loaded, config, num_blocks, max_model_len),
-            cache=PrefixCache(num_blocks, config.block_size, index=config.index, policy=config.policy),
+            cache=PrefixCache(
+                num_blocks, config.block_size, index=config.index, policy=config.policy, sharing=config.sharing
+            ),
             vocab_size=loaded.vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=loaded.eos_token_ids,
@@ -133,7 +135,14 @@ class Engine:
                 raise ValueError(f"request id {request.request_id!r} is in use")
             self._known_ids.add(request.request_id)
             state = SequenceState(
-                request.request_id, self._num_submitted, prompt, max_output, request.namespace, request.priority
+                request.request_id,
+                self._num_submitted,
+                prompt,
+                max_output,
+                namespace=request.namespace,
+                tenant=request.tenant,
+                session_id=request.session_id,
+                priority=request.priority,
             )
             self._num_submitted += 1
             stream = OutputStream(request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed)

@@ -6,6 +6,7 @@ import logging
 import queue
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -83,6 +84,7 @@ class EngineLoop:
         """Serve until told to stop. An exception that leaves here is fatal; `end_all` is then still to be called."""
         while not self._stopping or self._scheduler.has_requests:
             self._take_commands()
+            self._scheduler.pins.release_expired()
             if self._scheduler.has_requests:
                 self._step()
             elif self._checks_invariants:
@@ -97,24 +99,24 @@ class EngineLoop:
                 self._streams[command.stream.request.request_id] = command.stream
         for stream in list(self._streams.values()):
             self._end(stream, "abort" if error is None else "error", None if error is None else repr(error))
+        self._scheduler.pins.release_all()
         self.stats = self._collect_stats()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if cache or scheduler are not what they should be."""
         self._cache.check_invariants()
         self._scheduler.check_invariants()
-        assert self._scheduler.has_requests or self._cache.num_pinned_blocks == 0, "blocks are pinned by nobody"
+        in_use = self._scheduler.has_requests or len(self._scheduler.pins) > 0
+        assert in_use or self._cache.num_pinned_blocks == 0, "blocks are pinned by nobody"
 
     def _take_commands(self) -> None:
         """Carry out what other threads asked for; wait for something if there is nothing else to do."""
-        if not self._scheduler.has_requests and not self._stopping:
-            self._carry_out(self.commands.get())
-        while True:
-            try:
-                command = self.commands.get_nowait()
-            except queue.Empty:
-                return
-            self._carry_out(command)
+        idle = not self._scheduler.has_requests and not self._stopping
+        wait = self._scheduler.pins.seconds_to_next() if idle else 0.0
+        with suppress(queue.Empty):
+            self._carry_out(self.commands.get(block=idle, timeout=wait))
+            while True:
+                self._carry_out(self.commands.get_nowait())
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -125,6 +127,7 @@ class EngineLoop:
             case Abort(request_id):
                 self._abort(request_id)
             case ResetCache():
+                self._scheduler.pins.release_all()
                 self._cache.clear()
             case Stop(drain):
                 self._stopping = True
@@ -171,7 +174,17 @@ class EngineLoop:
             return
         if stream.finish_reason is not None:
             self._scheduler.finish(stream.state)
+            self._keep_session(stream)
             self._forget(stream, stream.finish_reason)
+
+    def _keep_session(self, stream: OutputStream) -> None:
+        """Do what a finished request asked for the pause until its conversation goes on."""
+        request = stream.request
+        session = request.session_id or request.request_id
+        if request.cache_ttl > 0:
+            self._scheduler.pins.keep(session, stream.state, request.cache_ttl)
+        else:
+            self._scheduler.pins.release(session)
 
     def _end(self, stream: OutputStream, reason: FinishReason, error: str | None = None) -> None:
         """Final output of a request that the scheduler has let go of."""

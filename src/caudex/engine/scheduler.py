@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import defaultdict
 
 import numpy as np
 
-from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache
+from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, SessionHints
 from caudex.engine.batch import Int32Array
 from caudex.engine.sequence_state import SequenceState
+from caudex.engine.session_pins import SessionPins
 from caudex.engine.step import ScheduledChunk, Step
 from caudex.engine.waiting_queue import WaitingQueue
 
@@ -81,6 +84,7 @@ class Scheduler:
         self._forecast = OutputForecast()
         self._written: set[int] = set()
         self.waiting = WaitingQueue(max_overtakes)
+        self.pins = SessionPins(cache)
         self.running: list[SequenceState] = []
         self.num_preemptions = 0
         self.num_queried_tokens = 0
@@ -197,8 +201,7 @@ class Scheduler:
         if not len(self.waiting) or not self._has_room(step):
             return
         self.waiting.end_skips()
-        for state in self.waiting.stale(_LOOKUPS_A_STEP):
-            self._look_up(state)
+        self._refresh_shares()
         for _ in range(_CANDIDATES_A_STEP):
             state_or_none = self.waiting.best() if self._has_room(step) else None
             if state_or_none is None:
@@ -216,21 +219,32 @@ class Scheduler:
             else:
                 self.waiting.skip(state)
 
+    def _refresh_shares(self) -> None:
+        """Look up again what is cached of the requests whose turn it is, one call a namespace and tenant."""
+        alike: defaultdict[tuple[str, str], list[SequenceState]] = defaultdict(list)
+        for state in self.waiting.stale(_LOOKUPS_A_STEP):
+            alike[state.namespace, state.tenant].append(state)
+        for (namespace, tenant), states in alike.items():
+            counts = self._cache.count_cached([*(state.tokens() for state in states)], namespace, tenant=tenant)
+            for state, count in zip(states, counts.tolist(), strict=True):
+                self.waiting.set_share(state, count / state.num_tokens)
+
     def _has_room(self, step: Step) -> bool:
         return len(self.running) < self._max_num_seqs and step.num_tokens < self._token_budget
 
     def _look_up(self, state: SequenceState) -> tuple[int, int]:
         """Refresh a waiting request's share; gives the tokens it would hit and the free blocks it would take."""
         tokens = state.tokens()
-        match = self._cache.match(tokens, state.namespace)
+        match = self._cache.match(tokens, state.namespace, tenant=state.tenant)
         self.waiting.set_share(state, match.num_tokens / len(tokens))
         return match.num_tokens, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
 
     def _num_pinned(self, blocks: Int32Array) -> int:
-        """How many of `blocks` running requests hold already."""
+        """How many of `blocks` running requests or kept sessions hold already."""
         if not len(blocks) or not self.running:
             return 0
-        return int(np.isin(blocks, np.concatenate([state.block_table for state in self.running])).sum())
+        held = [*(state.block_table for state in self.running), *self.pins.blocks()]
+        return int(np.isin(blocks, np.concatenate(held)).sum())
 
     def _may_start(self, state: SequenceState, num_cached: int, overdue: bool) -> bool:
         return overdue or not self._awaits_prefix(state, num_cached)
@@ -240,7 +254,7 @@ class Scheduler:
         return self._shares and any(
             self._num_to_come(state, other) - num_cached >= self._block_size
             for other in self.running
-            if other.num_uncomputed > 0 and other.namespace == state.namespace
+            if other.num_uncomputed > 0 and other.same_cache(state)
         )
 
     def _num_to_come(self, state: SequenceState, other: SequenceState) -> int:
@@ -254,6 +268,7 @@ class Scheduler:
             return False
         copies = self._begin(state)
         if copies is None and not self.running:
+            self.pins.release_all()
             self._cache.clear()
             copies = self._begin(state)
         if copies is None:
@@ -275,7 +290,7 @@ class Scheduler:
     def _begin(self, state: SequenceState) -> list[BlockCopy] | None:
         tokens = state.tokens()
         begin = self._cache.resume if state.num_preemptions else self._cache.begin
-        sequence = begin(tokens, state.namespace)
+        sequence = begin(tokens, state.namespace, tenant=state.tenant, hints=_session_hints(state))
         try:
             copies = sequence.allocate(len(tokens))
         except OutOfBlocks:
@@ -316,3 +331,11 @@ def _common_length(left: Int32Array, right: Int32Array) -> int:
     length = min(len(left), len(right))
     different = np.flatnonzero(left[:length] != right[:length])
     return int(different[0]) if len(different) else length
+
+
+def _session_hints(state: SequenceState) -> SessionHints | None:
+    """What the eviction policy is told about a request's conversation."""
+    if state.session_id is None:
+        return None
+    digest = hashlib.blake2b(state.session_id.encode(), digest_size=8).digest()
+    return SessionHints(session=int.from_bytes(digest, "little") or 1)

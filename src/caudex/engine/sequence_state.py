@@ -41,6 +41,8 @@ class SequenceState:
     prompt: Int32Array
     max_output_tokens: int
     namespace: str = ""
+    tenant: str = ""
+    session_id: str | None = None
     priority: int = 0
     output: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
@@ -81,6 +83,10 @@ class SequenceState:
         if not self.output:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def same_cache(self, other: SequenceState) -> bool:
+        """Whether what one of the two computes may be shared with the other as a matter of course."""
+        return (self.namespace, self.tenant) == (other.namespace, other.tenant)
 
     def running_sequence(self) -> Sequence:
         """The pinned cache sequence; only for a running request."""

@@ -13,6 +13,10 @@ MAX_LOGPROBS = 20
 """The most alternatives a token that `logprobs` may ask for."""
 
 
+MAX_CACHE_TTL = 3600.0
+"""The longest that a request may ask its blocks to be kept, in seconds."""
+
+
 class ChatTemplateError(ValueError):
     """A conversation that the model's chat template cannot render; the message says why."""
 
@@ -82,13 +86,25 @@ def check_range(name: str, value: float, low: float, high: float | None, *, low_
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `namespace` keeps its cached blocks from every other namespace's requests."""
+    """One sequence to generate.
+
+    `namespace` keeps its cached blocks from every other namespace's requests; `tenant` does so within a namespace as
+    far as the engine's `sharing` says. A lower `priority` is served sooner. With a `cache_ttl` above 0 the request's
+    blocks stay cached for that many seconds after it ends, within a budget, or until the next request of its
+    `session_id` ends.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: str = ""
     priority: int = 0
+    tenant: str = ""
+    session_id: str | None = None
+    cache_ttl: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("cache_ttl", self.cache_ttl, 0.0, MAX_CACHE_TTL)
 
 
 @dataclass(frozen=True, slots=True)

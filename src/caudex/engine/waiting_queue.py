@@ -37,7 +37,7 @@ class WaitingQueue:
         self._states: list[SequenceState | None] = [None] * _INITIAL_CAPACITY
         self._free = list(range(_INITIAL_CAPACITY - 1, -1, -1))
         self._place: dict[str, int] = {}
-        self._groups: defaultdict[tuple[str, bytes], set[int]] = defaultdict(set)
+        self._groups: defaultdict[tuple[str, str, bytes], set[int]] = defaultdict(set)
         self._dirty: dict[int, None] = {}
         self._turn = 0
         self._present = np.zeros(_INITIAL_CAPACITY, dtype=bool)
@@ -170,9 +170,9 @@ class WaitingQueue:
             setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
 
 
-def _group(state: SequenceState) -> tuple[str, bytes]:
+def _group(state: SequenceState) -> tuple[str, str, bytes]:
     """What requests of one beginning have in common."""
-    return state.namespace, state.prompt[:_GROUP_TOKENS].tobytes()
+    return state.namespace, state.tenant, state.prompt[:_GROUP_TOKENS].tobytes()
 
 
 def _oldest(
