@@ -40,7 +40,7 @@ def command(
     Parquet, a folder of these, or - for standard input; gz and zst are read directly.
     """
     from caudex.analysis.analyze import analyze
-    from caudex.cli.progress import reading_progress, user_errors
+    from caudex.cli.reading import reading_progress, user_errors
     from caudex.report.terminal import print_analysis
 
     with user_errors(), reading_progress("analyzing") as (progress, stage):

@@ -21,7 +21,7 @@ def command(model: str, dtype: str, tensor_parallel: int, tokens: int | None, gp
     """KV bytes a token of MODEL: a config.json, a model's folder, or a well-known name (Llama-3.1-8B)."""
     from caudex.analysis.decision import pool_blocks_on
     from caudex.analysis.kv_size import kv_size
-    from caudex.cli.progress import user_errors
+    from caudex.cli.reading import user_errors
     from caudex.report.numbers import bytes_text
 
     with user_errors():
