@@ -55,7 +55,7 @@ def refusal(answer: httpx.Response, status: int) -> dict:
         ("frequency_penalty", -3, "-3"),
         ("repetition_penalty", 0, "0"),
         ("logit_bias", {"5": 101}, "101"),
-        ("logit_bias", {"five": 1}, "five"),
+        ("logit_bias", {"five": 1}, "logit_bias"),
         ("logit_bias", [1], "object"),
         ("best_of", 3, "3"),
         ("suffix", "end", "end"),
