@@ -54,5 +54,5 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a context of 4,096 tokens."""
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama-long"), 4096)
+    """A tiny Llama with a context of 16,384 tokens."""
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama-long"), 16_384)

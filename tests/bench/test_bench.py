@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from caudex.bench.local import LocalServer, caudex_command, free_port, running
+from caudex.bench.player import Scale
 from caudex.bench.scenes import SCENES
 from caudex.cli import main
 
-OPTIONS = ("--num-blocks", "3000", "--num-threads", "1", "--max-model-len", "4000")
+OPTIONS = ("--num-blocks", "4000", "--num-threads", "1")
 SMALL = (
-    "--questions", "6", "--document-tokens", "100", "--sessions", "2", "--turns", "3", "--system-tokens", "60",
+    "--questions", "6", "--document-tokens", "100", "--documents", "2", "--samples", "2",
+    "--sessions", "2", "--turns", "3", "--system-tokens", "60",
     "--streams", "3", "--decode-tokens", "6", "--answer-tokens", "4",
 )  # fmt: skip
 
@@ -29,12 +31,15 @@ def local(long_model_directory: Path) -> Iterator[LocalServer]:
 
 def test_all_scenes_are_measured_cold_and_warm(local: LocalServer, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    result = CliRunner().invoke(main, ["bench", local.url, *SMALL, "--json", str(file)])
+    scenes = [option for name in SCENES for option in ("--scene", name)]
+    result = CliRunner().invoke(main, ["bench", local.url, *SMALL, *scenes, "--json", str(file)])
     assert result.exit_code == 0, result.output
     figures = json.loads(file.read_text())
     runs = {(run["scene"], run["cold_prompts"]): run for run in figures["scenes"]}
     assert set(runs) == {(name, cold) for name in SCENES for cold in (True, False)}
     assert all(run["errors"] == 0 for run in runs.values())
+    scale = Scale(**figures["scale"])
+    assert all(run["requests"] == SCENES[run["scene"]].count(scale) for run in runs.values())
     assert runs["document", False]["requests"] == 6
     assert runs["conversation", False]["requests"] == 6
     assert runs["document", False]["hit_rate"] > 0.5

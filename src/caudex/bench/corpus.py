@@ -23,6 +23,8 @@ QUESTIONS = (
     "Sort the messages from the most to the least urgent.",
 )
 
+TOPICS = ("booking", "cancellation", "change of flight", "baggage", "refund", "insurance", "membership")
+
 
 class Corpus(msgspec.Struct, frozen=True):
     """An excerpt of tau-bench's airline domain, with its source and licence beside it in the file."""
@@ -66,6 +68,18 @@ class Writer:
             length += len(lines[-1])
             if length >= num_tokens * CHARACTERS_A_TOKEN:
                 break
+        return fit("\n\n".join(lines), num_tokens)
+
+    def about(self, document: str) -> str:
+        """A prompt that ends in a question about a document."""
+        return f"{document}\n\n{self.question()}\nAnswer:"
+
+    def examples(self, num_tokens: int) -> str:
+        """Labelled messages, as a few-shot prompt has them."""
+        lines, length = [f"Task {self.nonce()}: name the topic of a message."], 0
+        while length < num_tokens * CHARACTERS_A_TOKEN:
+            lines.append(f"Message: {self.user_turn()}\nTopic: {self.rng.choice(TOPICS)}")
+            length += len(lines[-1])
         return fit("\n\n".join(lines), num_tokens)
 
     def question(self) -> str:

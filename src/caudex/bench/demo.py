@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from caudex.bench.client import Endpoint, Record, first_model
 from caudex.bench.local import caudex_command, free_port, running
+from caudex.bench.player import Scale
 from caudex.bench.run import Plan, play
-from caudex.bench.scenes import SCENES, Scale
+from caudex.bench.scenes import SCENES
 from caudex.bench.summary import Summary
 
 DEMO_SCENES = ("conversation", "document")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from caudex.bench.client import Endpoint, Record, ServerError
 from caudex.bench.corpus import Writer
-from caudex.bench.scenes import Player, Scale, Scene
+from caudex.bench.player import Player, Scale
+from caudex.bench.scenes import Scene
 from caudex.bench.summary import Summary, summarize
 
 

@@ -6,78 +6,10 @@ A scene asks through a Player and says of each request whether its prefix is new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from caudex.bench.client import Endpoint, Record, measure
-from caudex.bench.corpus import Writer
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How large the scenes are. Lengths in tokens, aimed at; counts exact."""
-
-    questions: int = 32
-    document_tokens: int = 1_500
-    sessions: int = 8
-    turns: int = 4
-    system_tokens: int = 300
-    streams: int = 8
-    answer_tokens: int = 32
-    decode_tokens: int = 128
-    concurrency: int = 8
-
-
-@dataclass(slots=True)
-class Player:
-    """Sends a scene's requests and keeps their records.
-
-    With `cold` every prompt gets a fresh number in front, so no cache anywhere can have its prefix: the same traffic,
-    the same server, without prefix caching.
-    """
-
-    endpoint: Endpoint
-    writer: Writer
-    scale: Scale
-    cold: bool = False
-    on_record: Callable[[Record], None] = lambda record: None
-    records: list[Record] = field(default_factory=list)
-
-    async def complete(self, prompt: str, max_tokens: int, *, first: bool, n: int = 1) -> str:
-        """One completion; its text."""
-        return await self._ask(
-            "/v1/completions", {"prompt": self._front() + prompt, "max_tokens": max_tokens}, first, n
-        )
-
-    async def chat(self, messages: list[dict[str, str]], max_tokens: int, *, first: bool, n: int = 1) -> str:
-        """One turn of a conversation; the assistant's text."""
-        if self.cold:
-            head, *rest = messages
-            messages = [head | {"content": self._front() + head["content"]}, *rest]
-        return await self._ask("/v1/chat/completions", {"messages": messages, "max_tokens": max_tokens}, first, n)
-
-    async def together(self, requests: Iterable[Coroutine[Any, Any, Any]]) -> None:
-        """Run requests, at most `scale.concurrency` at a time, in their order."""
-        gate = asyncio.Semaphore(self.scale.concurrency)
-
-        async def pass_gate(request: Coroutine[Any, Any, Any]) -> None:
-            async with gate:
-                await request
-
-        await asyncio.gather(*(pass_gate(request) for request in requests))
-
-    async def _ask(self, path: str, body: dict[str, Any], first: bool, n: int) -> str:
-        body |= {"temperature": 0} if n == 1 else {"n": n, "temperature": 0.8}
-        if not self.endpoint.strict:
-            body["ignore_eos"] = True
-        record, text = await measure(self.endpoint, path, body, first=first or self.cold)
-        self.records.append(record)
-        self.on_record(record)
-        return text
-
-    def _front(self) -> str:
-        return f"[{self.writer.nonce()}] " if self.cold else ""
+from caudex.bench.player import Player, Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +39,9 @@ async def play_conversation(player: Player) -> None:
 async def play_document(player: Player) -> None:
     scale = player.scale
     document = player.writer.document(scale.document_tokens)
-    questions = [f"{document}\n\n{player.writer.question()}\nAnswer:" for _ in range(scale.questions)]
+    prompts = [player.writer.about(document) for _ in range(scale.questions)]
     await player.together(
-        player.complete(prompt, scale.answer_tokens, first=number == 0) for number, prompt in enumerate(questions)
+        player.complete(prompt, scale.answer_tokens, first=number == 0) for number, prompt in enumerate(prompts)
     )
 
 
@@ -118,6 +50,82 @@ async def play_decode(player: Player) -> None:
     prompts = [player.writer.document(64) for _ in range(scale.streams)]
     await asyncio.gather(*(player.complete(prompt, scale.decode_tokens, first=True) for prompt in prompts))
 
+
+async def play_repeat(player: Player) -> None:
+    prompt = player.writer.document(player.scale.document_tokens)
+    for time in range(REPEATS):
+        await player.complete(prompt, 8, first=time == 0)
+
+
+async def play_round_robin(player: Player) -> None:
+    scale = player.scale
+    documents = [player.writer.document(scale.document_tokens) for _ in range(scale.documents)]
+    prompts = [player.writer.about(document) for _ in range(QUESTIONS_A_DOCUMENT) for document in documents]
+
+    async def arrive(number: int, prompt: str) -> None:
+        await asyncio.sleep(number * ARRIVAL_SECONDS)
+        await player.complete(prompt, 8, first=number < scale.documents)
+
+    await asyncio.gather(*(arrive(number, prompt) for number, prompt in enumerate(prompts)))
+
+
+async def play_few_shot(player: Player) -> None:
+    scale = player.scale
+    examples = player.writer.examples(FEW_SHOT_TOKENS)
+    prompts = [f"{examples}\n\nMessage: {player.writer.user_turn()}\nTopic:" for _ in range(scale.questions)]
+    await player.together(player.complete(prompt, 8, first=number == 0) for number, prompt in enumerate(prompts))
+
+
+async def play_samples(player: Player) -> None:
+    scale = player.scale
+    prompts = [player.writer.about(player.writer.document(scale.system_tokens)) for _ in range(scale.documents)]
+    await player.together(
+        player.complete(prompt, scale.answer_tokens, first=True, n=scale.samples) for prompt in prompts
+    )
+
+
+async def play_tree(player: Player) -> None:
+    scale = player.scale
+
+    async def grow(thought: str, depth: int) -> None:
+        step = await player.complete(thought, scale.answer_tokens, first=depth == 0)
+        if depth < TREE_DEPTH:
+            branches = (f"{thought}{step}\nNext step, idea {branch}:" for branch in range(TREE_BRANCHES))
+            await asyncio.gather(*(grow(branch, depth + 1) for branch in branches))
+
+    await grow(player.writer.about(player.writer.document(scale.system_tokens)), 0)
+
+
+async def play_agents(player: Player) -> None:
+    scale = player.scale
+    system = player.writer.system()
+
+    async def agent(number: int) -> None:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": player.writer.user_turn()}]
+        for step in range(scale.turns):
+            call = await player.chat(messages, scale.answer_tokens, first=number == 0 and step == 0)
+            result = f"Result of the call: {player.writer.document(TOOL_RESULT_TOKENS)}"
+            messages += [{"role": "assistant", "content": call}, {"role": "user", "content": result}]
+
+    await player.together(agent(number) for number in range(scale.sessions))
+
+
+async def play_mixed(player: Player) -> None:
+    """Conversations, with documents that are read once and never again running through the cache beside them."""
+    scale = player.scale
+    scans = [player.writer.about(player.writer.document(scale.document_tokens)) for _ in range(scale.sessions)]
+    reading = player.together(player.complete(prompt, 8, first=True) for prompt in scans)
+    await asyncio.gather(play_conversation(player), reading)
+
+
+REPEATS = 3
+QUESTIONS_A_DOCUMENT = 6
+ARRIVAL_SECONDS = 0.002
+"""Between two arrivals of a round robin: enough to keep their order, too little to let the queue run dry."""
+FEW_SHOT_TOKENS = 341
+"""The shared prefix of the PagedAttention paper's five-shot translation prompts (Kwon et al., 2023, section 6.4)."""
+TREE_BRANCHES, TREE_DEPTH = 2, 4
+TOOL_RESULT_TOKENS = 200
 
 SCENES: dict[str, Scene] = {
     scene.name: scene
@@ -128,17 +136,41 @@ SCENES: dict[str, Scene] = {
             play_conversation,
             lambda scale: scale.sessions * scale.turns,
         ),
-        Scene(
-            "document",
-            "questions about one long document",
-            play_document,
-            lambda scale: scale.questions,
-        ),
+        Scene("document", "questions about one long document", play_document, lambda scale: scale.questions),
         Scene(
             "decode",
             "short prompts with nothing in common and longer answers, all at once",
             play_decode,
             lambda scale: scale.streams,
         ),
+        Scene("repeat", "one long prompt, and the same again, one at a time", play_repeat, lambda scale: REPEATS),
+        Scene(
+            "round-robin",
+            "questions on several documents in turn, all queued at once; hard on a cache that holds half of them",
+            play_round_robin,
+            lambda scale: QUESTIONS_A_DOCUMENT * scale.documents,
+        ),
+        Scene("few-shot", "one set of examples, many short inputs", play_few_shot, lambda scale: scale.questions),
+        Scene("samples", "several samples a prompt (self-consistency)", play_samples, lambda scale: scale.documents),
+        Scene(
+            "tree",
+            "thoughts that branch, each from all that led to it (tree search)",
+            play_tree,
+            lambda scale: sum(TREE_BRANCHES**depth for depth in range(TREE_DEPTH + 1)),
+        ),
+        Scene(
+            "agents",
+            "agents under one policy whose tools answer at length",
+            play_agents,
+            lambda scale: scale.sessions * scale.turns,
+        ),
+        Scene(
+            "mixed",
+            "conversations beside one-shot documents that should not push them out",
+            play_mixed,
+            lambda scale: scale.sessions * (scale.turns + 1),
+        ),
     )
 }
+
+DEFAULT_SCENES = ("conversation", "document", "decode")

@@ -12,12 +12,13 @@ from typing import Any
 import click
 
 from caudex.bench.client import Endpoint, ServerError, first_model
+from caudex.bench.player import Scale
 from caudex.bench.run import Plan, play
-from caudex.bench.scenes import SCENES, Scale
+from caudex.bench.scenes import DEFAULT_SCENES, SCENES
 from caudex.bench.summary import Summary
 from caudex.bench.tables import Row, show
+from caudex.cli.bars import CountBar
 from caudex.cli.options import GroupedCommand, option_group
-from caudex.cli.progress import CountBar
 
 SCALE = Scale()
 
@@ -35,17 +36,25 @@ EPILOG = "\\b\nScenes:\n" + "".join(f"  {scene.name:14} {scene.summary}\n" for s
 @server("--api-key", help="Sent as 'Authorization: Bearer KEY'.")
 @server("--strict", is_flag=True, help="Send OpenAI's own fields only; some servers refuse ignore_eos.")
 @server("--timeout", type=float, default=600.0, help="Seconds to wait for one answer.")
-@what("--scene", "scenes", type=click.Choice(list(SCENES)), multiple=True, help="May be repeated.  [default: all]")
+@what(
+    "--scene",
+    "scenes",
+    type=click.Choice(list(SCENES)),
+    multiple=True,
+    help="[default: the first three]",
+)
 @what("--repeats", type=click.IntRange(1), default=1, help="Times to play each scene, always with fresh text.")
 @what("--cold/--no-cold", default=True, help="Also play each scene with prompts that share nothing.")
 @what("--seed", type=int, help="Of the text.  [default: another one every time]")
 @size("--concurrency", type=click.IntRange(1), default=SCALE.concurrency, help="Requests at a time.")
 @size("--questions", type=click.IntRange(1), default=SCALE.questions, help="On one document.")
+@size("--documents", type=click.IntRange(1), default=SCALE.documents, help="In scenes that have several.")
 @size("--document-tokens", type=click.IntRange(1), default=SCALE.document_tokens)
 @size("--sessions", type=click.IntRange(1), default=SCALE.sessions, help="Conversations at a time.")
 @size("--turns", type=click.IntRange(1), default=SCALE.turns, help="Of each conversation.")
 @size("--system-tokens", type=click.IntRange(1), default=SCALE.system_tokens, help="Of the shared system prompt.")
 @size("--answer-tokens", type=click.IntRange(1), default=SCALE.answer_tokens)
+@size("--samples", type=click.IntRange(1), default=SCALE.samples, help="Of each prompt in the samples scene.")
 @size("--streams", type=click.IntRange(1), default=SCALE.streams, help="Answers at a time in the decode scene.")
 @size("--decode-tokens", type=click.IntRange(1), default=SCALE.decode_tokens, help="Of each of them.")
 @output("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to a file.")
@@ -57,7 +66,7 @@ def command(url: str, json_file: Path | None, **options: Any) -> None:
     """
     scale = Scale(**{field.name: options[field.name] for field in dataclasses.fields(Scale)})
     seed = options["seed"] if options["seed"] is not None else secrets.randbelow(2**31)
-    scenes = [SCENES[name] for name in options["scenes"] or SCENES]
+    scenes = [SCENES[name] for name in options["scenes"] or DEFAULT_SCENES]
     plan = Plan(scenes, scale, options["repeats"], options["cold"], seed)
     endpoint = Endpoint(url, options["model"] or "", options["api_key"], options["strict"], options["timeout"])
     try:

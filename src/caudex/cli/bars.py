@@ -1,0 +1,83 @@
+"""Progress bars, on stderr."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class LoadingBar:
+    """A bar for each stage of loading, drawn from calls of `update(stage, done, total)`; gone when the last is full.
+
+    Where stderr is no terminal each stage is one plain line.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=self._console, transient=True
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        if not self._console.is_terminal:
+            self._print_once(stage)
+            return
+        if stage not in self._tasks:
+            self._progress.start()
+            self._tasks[stage] = self._progress.add_task(stage, total=total)
+        self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def _print_once(self, stage: str) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = TaskID(0)
+            self._console.print(stage, highlight=False)
+
+
+class CountBar:
+    """One bar over a known number of requests; says what is being done beside it."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+
+    def advance(self, text: str, error: str | None) -> None:
+        """One more is done. An error is shown at once, since the table at the end only counts them."""
+        self._progress.update(self._task, advance=1, description=text)
+        if error is not None:
+            self._console.print(f"failed: {error}", style="red", markup=False)
