@@ -12,6 +12,7 @@ from caudex.cache import PrefixCache
 from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
+from caudex.engine.grammar import GrammarCompiler
 from caudex.engine.loading import Progress, ignore_progress, locate_checkpoint
 from caudex.engine.memory import choose_max_model_len, choose_num_blocks
 from caudex.engine.model import load_model
@@ -64,6 +65,7 @@ class Engine:
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._grammars = GrammarCompiler(tokenizer.hf_tokenizer, vocab_size, sorted(eos_token_ids))
         self._lock = threading.Lock()
         self._accepting = True
         self._known_ids: set[str] = set()
@@ -122,11 +124,13 @@ class Engine:
 
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or can never fit (says both lengths);
-                or the request id is in use.
+                the grammar is not valid; or the request id is in use.
             EngineDeadError: the engine has been shut down or has died.
         """
 
         prompt = self._checked_prompt(request)
+        grammar = request.sampling.grammar
+        matcher = None if grammar is None else self._grammars.compile(grammar)
         max_output = min(request.sampling.max_tokens, self.max_model_len - len(prompt))
         with self._lock:
             if not self._accepting:
@@ -145,7 +149,9 @@ class Engine:
                 priority=request.priority,
             )
             self._num_submitted += 1
-            stream = OutputStream(request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed)
+            stream = OutputStream(
+                request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed, matcher
+            )
             self._loop.commands.put(Submit(stream))
 
     def abort(self, request_id: str) -> None:

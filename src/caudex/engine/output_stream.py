@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection
 
 from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatcher
+from caudex.engine.grammar import GrammarMatcher
 from caudex.engine.sampling import SampledToken, SamplingRow
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
@@ -26,12 +27,14 @@ class OutputStream:
         tokenizer: Tokenizer,
         eos_token_ids: Collection[int],
         base_seed: int,
+        grammar: GrammarMatcher | None = None,
     ) -> None:
         params = request.sampling
         self.request = request
         self.state = state
         self.finish_reason: FinishReason | None = None
         self._on_output = on_output
+        self._grammar = grammar
         self._end_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
@@ -42,7 +45,7 @@ class OutputStream:
     def sampling_row(self) -> SamplingRow:
         """How this request's next token is to be sampled."""
         output = self.state.output
-        return SamplingRow(self.request.sampling, self._seed, len(output), self.state.prompt, output)
+        return SamplingRow(self.request.sampling, self._seed, len(output), self.state.prompt, output, self._grammar)
 
     def push(self, token: SampledToken) -> None:
         """Take the next token and give its owner what it adds."""
@@ -59,9 +62,13 @@ class OutputStream:
         if token_id in self._end_token_ids:
             explicit = token_id in self.request.sampling.stop_token_ids
             return self._rest(), "stop", token_id if explicit else None
+        if self._grammar is not None:
+            self._grammar.accept(token_id)
         match = self._stops.push(self._detokenizer.push(token_id))
         if match.stop is not None:
             return match.text, "stop", match.stop
+        if self._grammar is not None and self._grammar.is_finished:
+            return match.text + self._rest(), "stop", None
         if self.state.num_output_left > 0:
             return match.text, None, None
         return match.text + self._rest(), "length", None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caudex.engine.batch import Int32Array
+from caudex.engine.grammar import GrammarMatcher
 from caudex.engine.types import SamplingParams, TokenLogprob
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -32,6 +33,7 @@ class SamplingRow:
     position: int
     prompt: Int32Array
     output: Sequence[int]
+    grammar: GrammarMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
 
 
 def _adjust(logits: FloatArray, rows: Sequence[SamplingRow]) -> FloatArray:
-    """Logits after penalties and bias; the array itself where no row has any."""
-    touched = [index for index, row in enumerate(rows) if _has_adjustments(row.params)]
+    """Logits after penalties, bias and grammar; the array itself where no row has any."""
+    touched = [index for index, row in enumerate(rows) if _has_adjustments(row)]
     if not touched:
         return logits
     adjusted = logits.copy()
@@ -69,12 +71,20 @@ def _adjust(logits: FloatArray, rows: Sequence[SamplingRow]) -> FloatArray:
         _penalise(adjusted[index], rows[index])
         for token_id, bias in rows[index].params.logit_bias.items():
             adjusted[index, token_id] += np.float32(bias)
+        grammar = rows[index].grammar
+        if grammar is not None:
+            adjusted[index, ~grammar.allowed()] = -np.inf
     return adjusted
 
 
-def _has_adjustments(params: SamplingParams) -> bool:
+def _has_adjustments(row: SamplingRow) -> bool:
+    params = row.params
     return bool(
-        params.logit_bias or params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or row.grammar is not None
     )
 
 

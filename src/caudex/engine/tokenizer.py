@@ -31,7 +31,7 @@ class Tokenizer:
             )
         backend.no_truncation()
         backend.no_padding()
-        self._hf = hf_tokenizer
+        self.hf_tokenizer = hf_tokenizer
         self._rust = backend
         self._chat_template = chat_template
 
@@ -51,12 +51,12 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         """The tokenizer's end token; a model's generation config may name more."""
-        token = self._hf.eos_token_id
+        token = self.hf_tokenizer.eos_token_id
         return None if token is None else int(token)
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._chat_template or self._hf.chat_template)
+        return bool(self._chat_template or self.hf_tokenizer.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the model's begin and end tokens if it has any and they are asked for."""
@@ -103,7 +103,7 @@ class Tokenizer:
 
         try:
             return str(
-                self._hf.apply_chat_template(
+                self.hf_tokenizer.apply_chat_template(
                     json.loads(json.dumps(list(messages))),
                     tools=None if tools is None else list(tools),
                     chat_template=self._chat_template,

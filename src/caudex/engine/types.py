@@ -26,6 +26,18 @@ class EngineDeadError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """What an output must look like.
+
+    `text` is a JSON schema (`json_schema`), a regular expression (`regex`), a JSON list of strings of which the output
+    is one (`choice`), or a grammar in llguidance's variant of Lark (`lark`).
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when a request ends.
 
@@ -36,7 +48,8 @@ class SamplingParams:
 
     `presence_penalty` and `frequency_penalty` lower the logits of what was generated (once, or by count);
     `repetition_penalty` divides positive and multiplies negative logits of all that prompt and output hold.
-    `logit_bias` adds to the logits of single token ids. Filters apply in the order temperature, top-k, top-p, min-p.
+    `logit_bias` adds to the logits of single token ids. With a `grammar`, only what it allows can be chosen. Filters
+    apply in the order temperature, top-k, top-p, min-p.
 
     Raises:
         ValueError: a value is outside its range; the message names the value and the range.
@@ -56,6 +69,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: OutputGrammar | None = None
 
     def __post_init__(self) -> None:
         check_range("max_tokens", self.max_tokens, 1, None)

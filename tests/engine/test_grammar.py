@@ -1,0 +1,68 @@
+"""Outputs that must follow a schema do, at any temperature, and are as free as it leaves them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from caudex.engine.engine import Engine
+from caudex.engine.types import OutputGrammar, SamplingParams
+
+from .harness import running_engine, submit
+
+pytest.importorskip("llguidance")
+
+PROMPT = list(b"Answer in JSON: ")
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
+    with running_engine(model=str(tiny_model("llama")), num_blocks=64) as engine:
+        yield engine
+
+
+def ask(engine: Engine, grammar: OutputGrammar, seed: int) -> str:
+    params = SamplingParams(temperature=1.5, seed=seed, max_tokens=200, grammar=grammar)
+    result = submit(engine, PROMPT, params).wait()
+    assert result.last.finish_reason == "stop"
+    return result.text
+
+
+def test_a_schema_is_followed(engine: Engine) -> None:
+    answers = [json.loads(ask(engine, OutputGrammar("json_schema", json.dumps(SCHEMA)), seed)) for seed in range(8)]
+    for answer in answers:
+        assert set(answer) == {"name", "age"}
+        assert len(answer["name"]) <= 5
+        assert 0 <= answer["age"] <= 99
+    assert len({answer["name"] for answer in answers}) > 1
+
+
+def test_a_pattern_a_choice_and_a_grammar_are_followed(engine: Engine) -> None:
+    assert re.fullmatch(r"[0-9]{3}-[a-f]+!", ask(engine, OutputGrammar("regex", r"[0-9]{3}-[a-f]+!"), 1))
+    choices = {ask(engine, OutputGrammar("choice", '["left", "right"]'), seed) for seed in range(12)}
+    assert choices == {"left", "right"}
+    assert ask(engine, OutputGrammar("lark", 'start: "a" "b"~3'), 1) == "abbb"
+
+
+def test_what_is_no_grammar_is_refused_at_once(engine: Engine) -> None:
+    for grammar in (OutputGrammar("json_schema", '{"type": "sausage"}'), OutputGrammar("regex", "(")):
+        with pytest.raises(ValueError, match=f"the {grammar.kind} cannot be used"):
+            submit(engine, PROMPT, SamplingParams(grammar=grammar))
+
+
+def test_requests_without_a_grammar_are_free_beside_one_with(engine: Engine) -> None:
+    free = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    alone = submit(engine, PROMPT, free).wait().tokens
+    bound = submit(engine, PROMPT, SamplingParams(max_tokens=30, grammar=OutputGrammar("regex", "a+")))
+    assert submit(engine, PROMPT, free).wait().tokens == alone
+    assert set(bound.wait().text) == {"a"}
