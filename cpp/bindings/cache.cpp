@@ -173,7 +173,7 @@ CacheOptions make_options(std::int64_t num_blocks, std::int64_t block_size, cons
   options.policy = policy;
   options.hash = hash;
   options.secret = secret ? *secret : random_secret();
-  options.thrash_window = to_option(window.value_or(num_blocks), "thrash_window", 0, kMaxBlocks);
+  options.thrash_window = to_option(window.value_or(num_blocks / 2), "thrash_window", 0, kMaxBlocks);
   options.sharing = to_sharing(sharing);
   options.k = to_option(k, "k", 2, 1 << 16);
   options.pin_budget = to_option(pin_budget.value_or(num_blocks / 2), "pin_budget", 0, num_blocks);

@@ -6,6 +6,16 @@
 namespace caudex {
 namespace {
 
+// A block of 16 is compared as four vectors of the compiler's, without a branch or a call: it is what a match mostly does.
+bool equal_tokens(const Token* a, const Token* b, Position count) {
+  using Vector = std::uint64_t __attribute__((vector_size(16), aligned(4), may_alias));
+  if (count != 16) return std::memcmp(a, b, count * sizeof(Token)) == 0;
+  const auto* x = reinterpret_cast<const Vector*>(a);
+  const auto* y = reinterpret_cast<const Vector*>(b);
+  const Vector difference = ((x[0] ^ y[0]) | (x[1] ^ y[1])) | ((x[2] ^ y[2]) | (x[3] ^ y[3]));
+  return (difference[0] | difference[1]) == 0;
+}
+
 // How many leading tokens are equal.
 Position common_prefix(const Token* a, const Token* b, Position count) {
   Position i = 0;
@@ -90,7 +100,7 @@ Position BlockTree::compare(NodeId id, const Token* tokens, Position limit) cons
     const BlockId block = i < held ? node.blocks[i] : block_at(holder_of(id, first + i), first + i);
     const Token* stored = pool_.tokens(block) + (position - border);
     const Position count = std::min(stop, border + size) - position;
-    if (std::memcmp(stored, tokens + position, count * sizeof(Token)) != 0) {
+    if (!equal_tokens(stored, tokens + position, count)) {
       if (grain_ == Grain::kToken) position += common_prefix(stored, tokens + position, count);
       return position;
     }
@@ -322,7 +332,11 @@ Eviction BlockTree::evict() {
   const BlockId block = take_tail(victim);
   --num_cached_;
   const Position border = (first_block_index(node) + node.blocks.size()) * pool_.block_size();
-  const Eviction eviction{block, node.space, node.end - border};
+  constexpr std::uint32_t kAhead = 8;
+  const std::uint32_t left = node.blocks.size();
+  if (left > kAhead) prefetch(pool_.key(node.blocks[left - 1 - kAhead]));
+  const BlockId soon = left >= kAhead / 2 ? node.blocks[left - kAhead / 2] : kNoBlock;
+  const Eviction eviction{block, soon, node.space, node.end - border};
   if (node.blocks.empty()) remove_leaf(victim);
   else node.end = border;
   return eviction;

@@ -33,6 +33,7 @@ struct Walk {
 // A block that has been evicted, free to be used.
 struct Eviction {
   BlockId block = kNoBlock;
+  BlockId soon = kNoBlock;  // a block that follows in a few evictions, if the policy stays with this node
   SpaceId space = 0;
   std::uint32_t num_slots = 0;  // how many of its slots held tokens
 };

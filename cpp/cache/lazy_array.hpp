@@ -1,13 +1,30 @@
 // A zero-filled array whose untouched pages cost no memory.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <type_traits>
 #include <utility>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace caudex {
+
+// Asks for 2 MB pages within a large array: a walk over a big pool otherwise waits for the page tables. Advice only.
+inline void advise_huge_pages(void* data, std::size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
+  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(data) + kHuge - 1) & ~(kHuge - 1);
+  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(data) + bytes) & ~(kHuge - 1);
+  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
 
 // The pool reserves its arrays for every block at once. Large calloc() requests are served by fresh pages that the
 // system fills when they are first written, so a pool of ten million blocks costs what has been used of it.
@@ -46,6 +63,7 @@ class LazyArray {
     if (size == 0) return nullptr;
     auto* data = static_cast<T*>(std::calloc(size, sizeof(T)));
     if (data == nullptr) throw std::bad_alloc();
+    advise_huge_pages(data, size * sizeof(T));
     return data;
   }
 

@@ -247,8 +247,9 @@ void PrefixCache::forget_block(const Eviction& eviction) {
   Stats& stats = spaces_[eviction.space].stats;
   ++stats.evicted_blocks;
   stats.evicted_tokens += eviction.num_slots;
+  if (eviction.soon != kNoBlock) evicted_.prefetch(pool_.fingerprint(eviction.soon));
   if (eviction.num_slots < block_size()) return;
-  evicted_.add(pool_.fingerprint(eviction.block), now_);
+  evicted_.add(pool_.fingerprint(eviction.block), static_cast<float>(now_ - first_time_));
   events_.removed(eviction.space, pool_.fingerprint(eviction.block));
 }
 
@@ -440,7 +441,6 @@ void PrefixCache::keep(Sequence& sequence, const Walk& walk, Position end, bool 
 
 void PrefixCache::write_tokens(const Sequence& sequence, Position from, Position end) {
   const Position size = block_size();
-  Stats& stats = spaces_[sequence.space].stats;
   for (std::uint32_t i = from / size; i * size < end; ++i) {
     const BlockId block = sequence.table[i];
     const Token* tokens = sequence.tokens.data() + i * size;
@@ -449,12 +449,19 @@ void PrefixCache::write_tokens(const Sequence& sequence, Position from, Position
     if (count < size) continue;
     const std::uint8_t* parent = i == 0 ? tree_.root_key(sequence.space) : pool_.key(sequence.table[i - 1]);
     hasher_->chain(parent, tokens, size, pool_.key(block));
-    if (events_.is_enabled()) {
-      std::uint64_t before;
-      std::memcpy(&before, parent, sizeof before);
-      events_.stored(sequence.space, i > 0, before, pool_.fingerprint(block), tokens, size);
-    }
-    if (evicted_.take(pool_.fingerprint(block))) stats.thrashed_tokens += size;
+    evicted_.prefetch(pool_.fingerprint(block));
+  }
+  note_stored(sequence, from / size, end / size);
+}
+
+// Blocks with these indices are full and matchable from now on.
+void PrefixCache::note_stored(const Sequence& sequence, std::uint32_t first, std::uint32_t last) {
+  for (std::uint32_t i = first; i < last; ++i) {
+    const BlockId block = sequence.table[i];
+    if (evicted_.take(pool_.fingerprint(block))) spaces_[sequence.space].stats.thrashed_tokens += block_size();
+    if (!events_.is_enabled()) continue;
+    const std::uint64_t parent = i > 0 ? pool_.fingerprint(sequence.table[i - 1]) : 0;
+    events_.stored(sequence.space, i > 0, parent, pool_.fingerprint(block), pool_.tokens(block), block_size());
   }
 }
 
@@ -662,9 +669,9 @@ void PrefixCache::explain_eviction(Explanation& told, const Prompt& prompt, cons
     if (end <= told.num_cached) continue;
     std::uint64_t fingerprint;
     std::memcpy(&fingerprint, key, sizeof fingerprint);
-    const double* when = evicted_.find(fingerprint);
+    const float* when = evicted_.find(fingerprint);
     if (when == nullptr) return;
-    if (told.num_evicted == 0) told.evicted_seconds_ago = now_ - *when;
+    if (told.num_evicted == 0) told.evicted_seconds_ago = now_ - first_time_ - *when;
     told.reason = MissReason::kEvicted;
     told.num_evicted = end - told.num_cached;
   }
@@ -691,7 +698,7 @@ void PrefixCache::check_invariants() const {
 }
 
 std::size_t PrefixCache::bytes() const {
-  return tree_.bytes() + std::size_t{num_blocks() - pool_.num_free()} * pool_.bytes_per_block();
+  return tree_.bytes() + evicted_.bytes() + std::size_t{num_blocks() - pool_.num_free()} * pool_.bytes_per_block();
 }
 
 }  // namespace caudex

@@ -121,7 +121,10 @@ class PrefixCache {
   std::vector<std::string> spaces() const;
 
   // Seconds on the clock that policies see. The caller sets it: wall time when serving, the trace's in a replay.
-  void set_time(double seconds) { now_ = seconds; }
+  void set_time(double seconds) {
+    if (first_time_ < 0.0) first_time_ = seconds;
+    now_ = seconds;
+  }
 
   void check_invariants() const;
   std::string dump() const { return tree_.dump(); }
@@ -154,6 +157,7 @@ class PrefixCache {
   void adopt(Sequence& sequence, const Walk& walk);
   void keep(Sequence& sequence, const Walk& walk, Position end, bool is_public);
   void write_tokens(const Sequence& sequence, Position from, Position end);
+  void note_stored(const Sequence& sequence, std::uint32_t first, std::uint32_t last);
   Position public_length(const Space& space, const Token* tokens, std::size_t count) const;
 
   void explain_divergence(Explanation& told, const Prompt& prompt, const Token* tokens) const;
@@ -177,7 +181,7 @@ class PrefixCache {
   std::vector<Space> spaces_;
   std::unordered_map<std::string, SpaceId> space_ids_;
   std::unordered_map<std::string, Tenant> tenants_;
-  Ghosts<double> evicted_;  // when
+  Ghosts<float> evicted_;  // when, in seconds since the cache was made
   EventLog events_;
   std::vector<BlockCopy> pending_copies_;  // from fork(), handed out by the next allocation of any request
   Sequence* running_ = nullptr;
@@ -185,6 +189,7 @@ class PrefixCache {
   std::uint64_t num_batches_ = 0;
   std::uint32_t num_budgeted_ = 0;
   double now_ = 0.0;
+  double first_time_ = -1.0;
 };
 
 }  // namespace caudex

@@ -35,11 +35,14 @@ class PrefixCache(_core.PrefixCache):
     policy
         Which unpinned block goes first; see :func:`policy_names`. Whatever it is, blocks go from the ends of the tree
         only, so a cached block's whole prefix is always cached too.
+    hash
+        Algorithm of the chained block hashes, see :func:`hasher_names`. By default a fast keyed one: its collisions cost
+        a miss, never a wrong answer, since tokens are compared on every hit.
     secret
         Key of the block hashes. By default a random one, so that nobody outside the process can predict a hash; 0 makes
         hashes that are stable across processes.
     thrash_window
-        How many evicted blocks are remembered, to count what is computed again. As many as the pool has by default.
+        How many evicted blocks are remembered, to count what is computed again; half as many as the pool by default.
     sharing
         What tenants of one namespace may share. ``"isolated"``: nothing. ``"shared"``: everything. ``"public"``: the
         prefixes given to :meth:`register_public`. ``"k_anonymous"``: what at least ``k`` different tenants have
@@ -60,6 +63,7 @@ class PrefixCache(_core.PrefixCache):
         *,
         index: Index = "radix",
         policy: str = "lru",
+        hash: str | None = None,
         secret: int | None = None,
         thrash_window: int | None = None,
         sharing: Sharing = "isolated",
@@ -72,7 +76,7 @@ class PrefixCache(_core.PrefixCache):
             block_size,
             index=index,
             policy=policy,
-            hash="fold64" if index == "radix" else "fold128",
+            hash=hash or ("fold64" if index == "radix" else "fold128"),
             secret=secret,
             thrash_window=thrash_window,
             sharing=sharing,
