@@ -36,7 +36,7 @@ class PrefixCache(_core.PrefixCache):
         Which unpinned block goes first; see :func:`policy_names`. Whatever it is, blocks go from the ends of the tree
         only, so a cached block's whole prefix is always cached too.
     hash
-        Algorithm of the chained block hashes, see :func:`hasher_names`. By default a fast keyed one: its collisions cost
+        Algorithm of the chained block hashes; see :func:`hasher_names`. By default a fast keyed one: a collision costs
         a miss, never a wrong answer, since tokens are compared on every hit.
     secret
         Key of the block hashes. By default a random one, so that nobody outside the process can predict a hash; 0 makes
