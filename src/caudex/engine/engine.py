@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+import uuid
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -22,10 +23,46 @@ from caudex.engine.runner_choice import make_runner
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
-from caudex.engine.types import EngineDeadError, EngineStats, GenerationRequest, OutputCallback
+from caudex.engine.types import (
+    Completion,
+    EngineDeadError,
+    EngineStats,
+    GenerationError,
+    GenerationRequest,
+    OutputCallback,
+    RequestOutput,
+    SamplingParams,
+)
 
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 30.0
+
+
+class _PendingCompletion:
+    """Collects one request's outputs for a thread that waits for the last."""
+
+    def __init__(self) -> None:
+        self._outputs: list[RequestOutput] = []
+        self._finished = threading.Event()
+
+    def take(self, output: RequestOutput) -> None:
+        self._outputs.append(output)
+        if output.finish_reason is not None:
+            self._finished.set()
+
+    def wait(self) -> Completion:
+        self._finished.wait()
+        last = self._outputs[-1]
+        if last.finish_reason is None or last.finish_reason in ("error", "abort"):
+            raise GenerationError(last.error or "the request was aborted")
+        return Completion(
+            token_ids=[token for output in self._outputs for token in output.token_ids],
+            text="".join(output.text for output in self._outputs),
+            finish_reason=last.finish_reason,
+            num_prompt_tokens=last.num_prompt_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+            logprobs=tuple(logprob for output in self._outputs for logprob in output.logprobs),
+        )
 
 
 class Engine:
@@ -115,6 +152,13 @@ class Engine:
         progress("Allocating the KV pool", 1, 1)
         return engine
 
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(drain=False)
+
     def start(self) -> None:
         """Start the engine's thread."""
         self._thread.start()
@@ -153,6 +197,22 @@ class Engine:
                 request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed, matcher
             )
             self._loop.commands.put(Submit(stream))
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams, *, namespace: str = ""
+    ) -> list[Completion]:
+        """Serve several prompts, texts or token ids, together and wait for all of them.
+
+        Raises:
+            GenerationError: a request failed, or the engine was shut down meanwhile.
+            ValueError, EngineDeadError: as `submit`.
+        """
+        pending = [_PendingCompletion() for _ in prompts]
+        for prompt, completion in zip(prompts, pending, strict=True):
+            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            request = GenerationRequest(uuid.uuid4().hex, token_ids, sampling, namespace)
+            self.submit(request, completion.take)
+        return [completion.wait() for completion in pending]
 
     def abort(self, request_id: str) -> None:
         """End a request within one step, with finish reason `abort`; an unknown or finished id is ignored."""

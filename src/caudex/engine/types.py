@@ -146,6 +146,22 @@ class RequestOutput:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request as a whole. Of `num_prompt_tokens`, `num_cached_tokens` were found in the cache."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class GenerationError(RuntimeError):
+    """A request that ended by an error or an abort instead of a text."""
+
+
 OutputCallback: TypeAlias = Callable[[RequestOutput], None]
 """Called on the engine's thread, once a step that touched the request; it must return at once and never raise."""
 
