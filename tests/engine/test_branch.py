@@ -40,14 +40,16 @@ def test_a_branch_adds_up_its_logprobs_and_takes_text(engine: Engine) -> None:
     first = branch.generate(greedy(4, logprobs=0))
     branch.append(" and")
     second = branch.generate(greedy(4, logprobs=0))
-    assert branch.token_ids == [*PROMPT, *first.token_ids, *b" and", *second.token_ids]
+    assert branch.token_ids == [*PROMPT, *first.token_ids, *engine.tokenizer.encode(" and"), *second.token_ids]
     assert branch.logprob == pytest.approx(sum(token.logprob for c in (first, second) for token in c.logprobs))
     assert branch.fork().logprob == branch.logprob
 
 
 def test_generate_takes_text_and_tokens(engine: Engine) -> None:
-    expected = submit(engine, PROMPT, greedy(6)).wait()
-    for completion in engine.generate([PROMPT, bytes(PROMPT).decode()], greedy(6)):
+    text = "The trunk of a tree"
+    token_ids = engine.tokenizer.encode(text)
+    expected = submit(engine, token_ids, greedy(6)).wait()
+    for completion in engine.generate([token_ids, text], greedy(6)):
         assert completion.token_ids == expected.tokens
         assert completion.text == expected.text
         assert completion.finish_reason == "length"
