@@ -18,7 +18,7 @@ SHARES_OF_CEILING = (0.90, 0.95, 0.99)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 512)
 CLAIRVOYANT = "clairvoyant"
 DEFAULT_POINTS = 10
-CURVE_POINTS = 400
+CURVE_POINTS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,9 @@ def _two_digits(value: float) -> int:
 
 
 def plotted(curve: HitCurve) -> tuple[tuple[int, float], ...]:
-    """Points of the exact curve, at most CURVE_POINTS: evenly in the logarithm of capacity, the ends included."""
-    capacities = curve.capacities
-    if len(capacities) > CURVE_POINTS:
-        steps = np.geomspace(1, max(int(capacities[-1]), 2), CURVE_POINTS)
-        chosen = np.unique(np.concatenate([[0], np.searchsorted(capacities, steps), [len(capacities) - 1]]))
-        capacities = capacities[chosen[chosen < len(capacities)]]
+    """Points of the exact curve, at most CURVE_POINTS: from zero, evenly in the logarithm, to the end."""
+    steps = np.geomspace(1, max(int(curve.capacities[-1]), 1), CURVE_POINTS - 1)
+    capacities = np.unique(np.concatenate([[0], np.rint(steps).astype(np.int64)]))
     return tuple((int(c), float(r)) for c, r in zip(capacities, curve.hit_rate(capacities), strict=True))
 
 

@@ -12,6 +12,7 @@ import click
 COMMANDS: dict[str, str] = {
     "analyze": "analyze",
     "kv-size": "kv_size",
+    "trace": "trace",
     "bench": "bench",
     "demo": "demo",
     "serve": "serve",

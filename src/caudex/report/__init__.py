@@ -1,1 +1,1 @@
-"""Floor 5: the pages and tables people look at."""
+"""Floor 5: the pages and tables people look at. It shows what `caudex.analysis` found and computes nothing."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caudex.analysis.results import Analysis, Breaker
+from caudex.report.budget import token_budget
 from caudex.report.numbers import bytes_text, count_text, duration_text, percent
 
 SHOWN_BREAKERS = 3
@@ -63,13 +64,8 @@ def _seconds(value: float) -> str:
 
 def _budget(analysis: Analysis) -> Text:
     """The token budget as a bar: same session, other sessions, lost to rounding, new."""
-    repeated = analysis.repetition
-    shares = [
-        (repeated.in_session_hit_rate, "same session", "green"),
-        (repeated.cross_session_hit_rate, "other sessions", "cyan"),
-        (repeated.token_hit_rate - repeated.hit_rate, "lost to block rounding", "yellow"),
-        (1 - repeated.token_hit_rate, "new", "bright_black"),
-    ]
+    colours = {"in": "green", "cross": "cyan", "round": "yellow", "new": "bright_black"}
+    shares = [(share, label, colours[style]) for share, label, style in token_budget(analysis)]
     bar = Text("  ")
     for share, _, style in shares:
         bar.append("█" * round(max(share, 0) * BAR_WIDTH), style)
@@ -83,7 +79,7 @@ def _breakers(analysis: Analysis) -> RenderableType:
     if not analysis.breakers:
         if analysis.breakers_searched.startswith("not"):
             return Text("Breakers were not looked for.", "dim")
-        return Text(f"Nothing breaks prefixes (looked {analysis.breakers_searched}).", "green")
+        return Text(f"No breaker found (looked {analysis.breakers_searched}).", "green")
     rows: list[RenderableType] = [Text("What breaks prefixes, the costliest first", "bold")]
     rows += [_breaker(number, breaker) for number, breaker in enumerate(analysis.breakers[:SHOWN_BREAKERS], start=1)]
     more = len(analysis.breakers) - SHOWN_BREAKERS

@@ -52,7 +52,9 @@ class HashReader:
             ValueError: ids or lengths are malformed; the message names them.
         """
         if is_conversation(value):
-            return list(self._conversation(value, line, str(value.get("id", line))))
+            session = str(value.get("id", line))
+            scope = 0 if value.get("hash_id_scope", "local") == "global" else seed_of(session) >> 1
+            return list(self._conversation(value, line, session, scope))
         if "chat_id" in value:
             return [self._bailian(value, line)]
         return [self._plain(value, line, "timestamp", 1e-3)]
@@ -92,14 +94,14 @@ class HashReader:
         request.session = str(root)
         return request
 
-    def _conversation(self, value: dict[str, Any], line: int, session: str) -> Iterator[Request]:
-        local = value.get("hash_id_scope", "local") == "local"
+    def _conversation(self, value: dict[str, Any], line: int, session: str, scope: int) -> Iterator[Request]:
+        """A conversation's requests and those of its subagents; `scope` keeps its ids apart from others'."""
         for item in value["requests"]:
             if "hash_ids" not in item:
                 if isinstance(item.get("requests"), list):
-                    nested = {**item, "hash_id_scope": value.get("hash_id_scope", "local")}
-                    nested.setdefault("block_size", value.get("block_size"))
-                    yield from self._conversation(nested, line, f"{session}/{item.get('agent_id', item.get('id', ''))}")
+                    nested = {"block_size": value.get("block_size"), **item}
+                    name = f"{session}/{item.get('agent_id', item.get('id', ''))}"
+                    yield from self._conversation(nested, line, name, scope)
                 continue
             renamed = {**item, "input_length": item.get("in", item.get("input_length")), "session_id": session}
             renamed["output_length"] = item.get("out", item.get("output_length", 0))
@@ -107,9 +109,7 @@ class HashReader:
             if renamed["input_length"] is None:
                 del renamed["input_length"]
             request = self._plain(renamed, line, "t", 1.0)
-            if local:
-                scope = seed_of(str(value.get("id", session))) >> 1
-                request.hash_ids = [scope ^ item for item in request.hash_ids or ()]
+            request.hash_ids = [scope ^ item for item in request.hash_ids or ()]
             yield request
 
 

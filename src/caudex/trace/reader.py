@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ _BINARY_MAGICS = {
     b"PK\x03\x04": "a zip archive",
 }
 
-_Parser: TypeAlias = Callable[[Any, int], list[Request]]
+_SERVER_LOG = re.compile(rb"Received request \S+: |Receive: obj=\w*ReqInput\(|Request \S+ details: ")
 
 
 @dataclass(slots=True)
@@ -153,8 +154,7 @@ class LogReader:
                     value = decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     self.report.bad(number, f"not JSON: {error}")
-                    value = None
-                if value is not None:
+                else:
                     yield from self._parse(value, number)
             self.report.check(final=False)
 
@@ -255,9 +255,11 @@ def _sniff(path: str, head: bytes) -> str:
         raise TraceError(f"{path} is binary, not a request log (JSON lines, gz and zst are read)")
     start = head.lstrip()
     first = start.split(b"\n", 1)[0].rstrip(b"\r")
+    if _SERVER_LOG.search(head) and start[:1] != b"{":
+        return "server log"
     if start[:1] not in (b"{", b"["):
         _refuse_length_table(path, first)
-        return "server log" if b" request " in head or b"Receive" in head else "json lines"
+        return "json lines"
     try:
         msgspec.json.decode(first)
     except msgspec.DecodeError:
