@@ -3,6 +3,8 @@
 #include <cstring>
 #include <random>
 
+#include "cache/digests.hpp"
+
 namespace caudex {
 namespace {
 
@@ -64,17 +66,70 @@ class FoldHasher final : public BlockHasher {
   std::uint64_t keys_[4];
 };
 
+// key = digest(secret, parent's key, tokens), all little-endian: what another process can compute from the same tokens.
+template <void (*digest)(const std::uint8_t*, std::size_t, std::uint8_t*)>
+class DigestHasher final : public BlockHasher {
+ public:
+  explicit DigestHasher(std::uint64_t secret) {
+    for (int i = 0; i < 8; ++i) secret_[i] = static_cast<std::uint8_t>(secret >> (8 * i));
+  }
+
+  std::uint32_t key_bytes() const override { return kDigestBytes; }
+
+  void chain(const std::uint8_t* parent, const Token* tokens, std::uint32_t count, std::uint8_t* key) const override {
+    hash(parent, reinterpret_cast<const std::uint8_t*>(tokens), count * sizeof(Token), key);
+  }
+
+  void root(std::string_view space, std::uint8_t* key) const override {
+    const std::uint8_t nothing[kDigestBytes] = {};
+    hash(nothing, reinterpret_cast<const std::uint8_t*>(space.data()), space.size(), key);
+  }
+
+ private:
+  void hash(const std::uint8_t* parent, const std::uint8_t* bytes, std::size_t count, std::uint8_t* key) const {
+    std::vector<std::uint8_t> message(sizeof secret_ + kDigestBytes + count);
+    std::memcpy(message.data(), secret_, sizeof secret_);
+    std::memcpy(message.data() + sizeof secret_, parent, kDigestBytes);
+    if (count > 0) std::memcpy(message.data() + sizeof secret_ + kDigestBytes, bytes, count);
+    digest(message.data(), message.size(), key);
+  }
+
+  std::uint8_t secret_[8];
+};
+
+template <typename Hasher>
+std::unique_ptr<BlockHasher> make(std::uint64_t secret) {
+  return std::make_unique<Hasher>(secret);
+}
+
+struct Algorithm {
+  const char* name;
+  std::unique_ptr<BlockHasher> (*make)(std::uint64_t secret);
+};
+
+constexpr Algorithm kAlgorithms[] = {
+    {"fold64", make<FoldHasher<1>>},
+    {"fold128", make<FoldHasher<2>>},
+    {"blake3", make<DigestHasher<blake3>>},
+    {"sha256", make<DigestHasher<sha256>>},
+};
+
 }  // namespace
 
 std::unique_ptr<BlockHasher> make_hasher(const std::string& algorithm, std::uint64_t secret) {
-  if (algorithm == "fold64") return std::make_unique<FoldHasher<1>>(secret);
-  if (algorithm == "fold128") return std::make_unique<FoldHasher<2>>(secret);
   std::string known;
-  for (const std::string& name : hasher_names()) known += (known.empty() ? "" : ", ") + name;
+  for (const Algorithm& entry : kAlgorithms) {
+    if (algorithm == entry.name) return entry.make(secret);
+    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  }
   throw std::invalid_argument("unknown hash algorithm '" + algorithm + "': choose one of " + known);
 }
 
-std::vector<std::string> hasher_names() { return {"fold64", "fold128"}; }
+std::vector<std::string> hasher_names() {
+  std::vector<std::string> names;
+  for (const Algorithm& entry : kAlgorithms) names.emplace_back(entry.name);
+  return names;
+}
 
 std::uint64_t random_secret() {
   std::random_device device;

@@ -228,6 +228,9 @@ class PrefixCache:
 
 def policy_names() -> list[str]: ...
 def hasher_names() -> list[str]: ...
+def block_keys(
+    tokens: Tokens, block_size: int = 16, *, hash: str = "sha256", namespace: str = "", secret: int = 0
+) -> list[bytes]: ...
 
 # cpp/bindings/offline.cpp
 

@@ -9,6 +9,8 @@ from caudex._core import (
     OutOfBlocks,
     Pin,
     SessionHints,
+    block_keys,
+    hasher_names,
     policy_names,
 )
 from caudex._core import CacheSequence as Sequence
@@ -25,5 +27,7 @@ __all__ = [
     "PrefixCache",
     "Sequence",
     "SessionHints",
+    "block_keys",
+    "hasher_names",
     "policy_names",
 ]
