@@ -242,17 +242,22 @@ auto counter(Get get) {
 }
 
 nb::list take_events(PyCache& self) {
-  const std::vector<CacheEvent> events =
-      self.shared->locked([](PrefixCache& cache) { return cache.take_events(); });
+  std::vector<CacheEvent> events;
+  std::vector<std::string> spaces;
+  self.shared->locked([&](PrefixCache& cache) {
+    events = cache.take_events();
+    for (const CacheEvent& event : events) spaces.push_back(cache.space_name(event.space));
+  });
   nb::list out;
-  for (const CacheEvent& event : events) {
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const CacheEvent& event = events[i];
     if (event.kind == CacheEvent::Kind::kCleared) {
       out.append(nb::make_tuple("cleared"));
     } else if (event.kind == CacheEvent::Kind::kRemoved) {
       out.append(nb::make_tuple("removed", event.blocks));
     } else {
       nb::object parent = event.has_parent ? nb::cast(event.parent) : nb::none();
-      out.append(nb::make_tuple("stored", event.blocks, parent, event.tokens));
+      out.append(nb::make_tuple("stored", event.blocks, parent, event.tokens, spaces[i]));
     }
   }
   return out;
@@ -531,7 +536,7 @@ void bind_cache(nb::module_& m) {
            },
            nb::arg("max_blocks") = 1 << 20, "Collects changes for take_events().")
       .def("take_events", &take_events,
-           "The changes since the last call: ('stored', hashes, parent or None, tokens), ('removed', hashes), "
+           "The changes since the last call: ('stored', hashes, parent or None, tokens, namespace), ('removed', hashes), "
            "('cleared',).")
       .def("append_and_allocate",
            [](PyCache& self, nb::list sequences, nb::object tokens) {

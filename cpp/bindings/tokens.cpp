@@ -41,7 +41,8 @@ void copy_strided(const nb::ndarray<nb::ro>& array, std::vector<Token>& out) {
 TokenArgument::TokenArgument(nb::handle source) {
   const bool is_list = PyList_Check(source.ptr()) || PyTuple_Check(source.ptr());
   if (!is_list && from_array(source)) return;
-  if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr()) || PyBytes_Check(source.ptr())) {
+  const bool is_text = PyUnicode_Check(source.ptr()) || PyBytes_Check(source.ptr()) || PyByteArray_Check(source.ptr());
+  if (!PySequence_Check(source.ptr()) || is_text) {
     throw nb::type_error("tokens must be a list of integers or an integer array");
   }
   from_sequence(source);

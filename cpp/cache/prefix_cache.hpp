@@ -104,6 +104,8 @@ class PrefixCache {
   // From now on, changes are collected for take_events(), up to that many blocks between two calls.
   void enable_events(std::size_t max_blocks) { events_.enable(max_blocks); }
   std::vector<CacheEvent> take_events() { return events_.take(); }
+  // The namespace as it was asked for; empty once it is unknown.
+  std::string space_name(SpaceId space) const { return space < spaces_.size() ? spaces_[space].name : std::string(); }
 
   std::uint32_t num_blocks() const { return pool_.num_blocks(); }
   std::uint32_t block_size() const { return pool_.block_size(); }

@@ -58,7 +58,7 @@ def test_keys_are_secret_unless_asked_otherwise(hash: str) -> None:
         seq = cache.begin(range(32))
         seq.allocate(32)
         seq.commit(32)
-        ((kind, blocks, parent, tokens),) = cache.take_events()
+        ((kind, blocks, parent, tokens, _),) = cache.take_events()
         assert (kind, parent, tokens) == ("stored", None, list(range(32)))
         return blocks
 
