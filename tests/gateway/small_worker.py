@@ -3,7 +3,7 @@
 It answers with words made from the prompt, so that a right answer can be told from a wrong one, and keeps a cache of
 prefixes of messages, so that `cached_tokens` is true. A request's `metadata` says how it should go: `words` and `gap`
 (seconds between them), `die` ("before" or "mid": this process exits), `drop` (the connection is cut, before or mid),
-`status`. `GET /stats` tells what it has seen.
+`status`, `linger` (seconds between the last event and the end of the body). `GET /stats` tells what it has seen.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Exchange:
             usage = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": []}
             self.chunk(event({**usage, "usage": usage_of(body)}))
         self.chunk(b"data: [DONE]\n\n")
+        await asyncio.sleep(how.get("linger", 0.0))
         self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()
 

@@ -98,3 +98,17 @@ def test_a_session_stays_on_its_worker(policy: str, two_workers: list[SmallWorke
     for i in range(6):
         gateway.chat("the same first words " * 20 + str(i), headers={"x-session-id": "abc"})
     assert sorted(worker.stats()["requests"] for worker in two_workers) == [0, 6]
+
+
+def test_a_client_that_closes_at_done_has_had_all(
+    start_worker: Callable[[], SmallWorker], start_gateway: Start
+) -> None:
+    gateway = start_gateway([start_worker()])
+    body = chat_body("x", stream=True, stream_options={"include_usage": True}, metadata={"linger": 0.5})
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line == "data: [DONE]":
+                break
+    assert eventually(lambda: gateway.metric("caudex_gateway_requests_total", status="200") >= 1, "it to count as 200")
+    assert gateway.metric("caudex_gateway_client_disconnects_total") == 0
+    assert gateway.metric("caudex_gateway_prompt_tokens_total") > 0

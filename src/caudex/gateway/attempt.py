@@ -65,6 +65,7 @@ class Attempt:
         "first_byte_at",
         "outcome",
         "reply_headers",
+        "said_all",
         "sent_at",
         "status",
         "usage",
@@ -100,6 +101,7 @@ class Attempt:
         self.first_byte_at: float | None = None
         self.status = 0
         self.was_stale = False
+        self.said_all = False
         self.usage: Usage | None = None
         self.why = ""
 
@@ -198,6 +200,8 @@ class Attempt:
         self._held = b"" if end == len(data) else data[end:]
         if not whole:
             return
+        # Many clients close at this event, without waiting for the end of the body behind it.
+        self.said_all = whole.endswith(b"data: [DONE]\n\n")
         if self._client.response_started:
             self._client.write(whole)
         else:

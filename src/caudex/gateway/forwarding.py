@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -90,6 +91,7 @@ class Forwarding:
         now = time.monotonic()
         gateway.policy.record(features, worker.slot, now)
         flight = gateway.fleet.dispatch(worker.slot, features.num_tokens, candidate.cached_tokens or 0, now)
+        attempt: Attempt | None = None
         try:
             connection = await self._connection(worker)
             if connection is None:
@@ -102,6 +104,10 @@ class Forwarding:
             outcome = await attempt.run(self._request_for(worker), bodiless=self._request.method == "HEAD")
             self._learn(worker, candidate, attempt, outcome)
             return outcome
+        except asyncio.CancelledError:
+            if attempt is not None and attempt.said_all:
+                self._learn(worker, candidate, attempt, Outcome.DONE)
+            raise
         finally:
             gateway.fleet.land(flight, time.monotonic())
 

@@ -108,8 +108,9 @@ class Gateway:
             if client.connected and not client.response_started:
                 client.respond(error.status, error_body(str(error), error.kind, error.status), extra=error.headers())
         except asyncio.CancelledError:
-            record.status, record.error = 499, "the client left"
-            self.metrics.client_gone.inc()
+            if record.status == 0:
+                record.status, record.error = 499, "the client left"
+                self.metrics.client_gone.inc()
             raise
         finally:
             self.metrics.requests.labels(str(record.status)).inc()

@@ -39,6 +39,8 @@ class Worker:
     slot: int
     pool: UpstreamPool
     state: WorkerState = WorkerState.STARTING
+    cache_lost: bool = True
+    """Whether it is known, since it was last UP, that nothing is cached there."""
     failed_probes: int = 0
     failures: int = 0
     resting_until: float = 0.0

@@ -58,8 +58,7 @@ def parse_worker_metrics(page: str) -> WorkerFigures:
         kv_usage=None if usage is None else sum(usage) / len(usage),
         capacity_tokens=_sum(_first(samples, _CAPACITY)) or _configured_capacity(labels),
     )
-    started = samples.get(_STARTED)
-    return WorkerFigures(load, started[0] if started else None)
+    return WorkerFigures(load, _started_at(samples))
 
 
 def _first(samples: dict[str, list[float]], names: tuple[str, ...]) -> list[float] | None:
@@ -68,6 +67,13 @@ def _first(samples: dict[str, list[float]], names: tuple[str, ...]) -> list[floa
         if found:
             return found
     return None
+
+
+def _started_at(samples: dict[str, list[float]]) -> float | None:
+    """When the process began; where it does not say so, when the first of its metrics was created."""
+    if _STARTED in samples:
+        return samples[_STARTED][0]
+    return min((min(values) for name, values in samples.items() if name.endswith("_created")), default=None)
 
 
 def _sum(values: list[float] | None) -> float | None:

@@ -224,6 +224,7 @@ class Workers:
     def _came_up(self, worker: Worker) -> None:
         if worker.state in (WorkerState.DOWN, WorkerState.STARTING):
             worker.state = WorkerState.UP
+            worker.cache_lost = False
             worker.failures = 0
             worker.resting_until = 0.0
             log.info("worker %s is up", worker.url)
@@ -236,7 +237,8 @@ class Workers:
             worker.state = WorkerState.DOWN
         self._publish()
         worker.pool.close()
-        if cache_lost:
+        if cache_lost and not worker.cache_lost:
+            worker.cache_lost = True
             self._on_cache_lost(worker)
 
     def _give_up(self, worker: Worker, why: str) -> None:
