@@ -1,0 +1,218 @@
+"""What a gateway costs: latency it adds and streamed requests it carries, side by side with other routers.
+
+    python benchmarks/gateway.py [--peers PYTHON] [--json FILE]
+
+Starts two backends that answer at once with five events, Caudex's gateway, and, where the interpreter PYTHON has them,
+`sglang-router` and `vllm-router` with their cache-aware policies. Everything runs on this machine, so backends and
+client take their share of the cores: compare within one run. Prompts share their first half; "cold" ones do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BACKEND = Path(__file__).with_name("gateway_backend.py")
+SCENES = ((4_096, 1, False), (4_096, 32, False), (32_768, 32, False), (32_768, 32, True))
+"""Bytes of prompt, connections, cold."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def requests_for(size: int, cold: bool, count: int, seed: int) -> list[bytes]:
+    rng = random.Random(seed)
+
+    def text(length: int) -> str:
+        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz      ", k=length))
+
+    system = text(size // 2)
+    bodies = []
+    for _ in range(count):
+        messages = [
+            {"role": "system", "content": text(size // 2) if cold else system},
+            {"role": "user", "content": text(size // 2)},
+        ]
+        bodies.append(json.dumps({"model": "m", "stream": True, "messages": messages}).encode())
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: "
+    return [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request after another, and notes how long each took."""
+
+    def __init__(self, requests: Iterator[bytes], seconds: list[float], done: asyncio.Future[None]) -> None:
+        self.requests, self.seconds, self.done = requests, seconds, done
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        request = next(self.requests, None)
+        if request is None:
+            self.finish(None)
+            return
+        self.tail = b""
+        self.began = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self.tail = (self.tail + data)[-64:]
+        if self.tail.endswith(b"0\r\n\r\n"):
+            self.seconds.append(time.perf_counter() - self.began)
+            self.send()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.finish(ConnectionError("the router closed a connection"))
+
+    def finish(self, error: Exception | None) -> None:
+        if not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+                self.transport.close()
+            else:
+                self.done.set_exception(error)
+
+
+async def load(port: int, connections: int, requests: list[bytes], seconds: float) -> dict[str, float]:
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+
+    def until_deadline() -> Iterator[bytes]:
+        i = 0
+        while time.perf_counter() < deadline:
+            yield requests[i % len(requests)]
+            i += 1
+
+    loop = asyncio.get_running_loop()
+    stream, began = until_deadline(), time.perf_counter()
+    futures = [loop.create_future() for _ in range(connections)]
+    for done in futures:
+        await loop.create_connection(lambda done=done: Connection(stream, times, done), "127.0.0.1", port)
+    await asyncio.gather(*futures)
+    elapsed = time.perf_counter() - began
+    ordered = sorted(times)
+    return {
+        "requests_per_second": len(times) / elapsed,
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[int(0.99 * (len(ordered) - 1))] * 1e3,
+    }
+
+
+def commands(backends: list[int], peers: str | None) -> dict[str, tuple[list[str], int]]:
+    urls = [f"http://127.0.0.1:{port}" for port in backends]
+    port = free_port()
+    workers = [part for url in urls for part in ("--worker", url)]
+    caudex = [sys.executable, "-m", "caudex", "route", *workers, "--port", str(port), "--log-level", "warning"]
+    found = {"caudex": (caudex, port)}
+    if peers is not None:
+        folder = Path(peers).parent
+        for name, start in (
+            ("sglang-router", [peers, "-m", "sglang_router.launch_router", "--prometheus-host", "127.0.0.1"]),
+            ("vllm-router", [str(folder / "vllm-router")]),
+        ):
+            port = free_port()
+            options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+            found[name] = ([*start, *options, "--policy", "cache_aware", "--worker-urls", *urls], port)
+    return found
+
+
+def wait_until_it_answers(port: int, request: bytes) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(request)
+            answer = b""
+            while piece := connection.recv(65536):
+                answer += piece
+                if answer.endswith(b"0\r\n\r\n"):
+                    break
+            if answer.startswith(b"HTTP/1.1 200"):
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"nothing answers on port {port}")
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process and its children."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(entry.name) == pid or int(fields[1]) == pid:
+                    total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return total / 1e6
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    with contextlib.ExitStack() as stack:
+
+        def start(command: list[str]) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        backends = [free_port(), free_port()]
+        for port in backends:
+            start([sys.executable, str(BACKEND), str(port)])
+        targets: dict[str, tuple[int, int | None]] = {"direct": (backends[0], None)}
+        warm = requests_for(256, False, 1, 0)[0]
+        for name, (command, port) in commands(backends, args.peers).items():
+            try:
+                process = start(command)
+                wait_until_it_answers(port, warm)
+                targets[name] = (port, process.pid)
+            except (OSError, RuntimeError) as error:
+                print(f"{name}: left out ({error})", file=sys.stderr)
+        for size, connections, cold in SCENES:
+            requests = requests_for(size, cold, 4_000 if cold else 64, size)
+            for name, (port, pid) in targets.items():
+                row = asyncio.run(load(port, connections, requests, args.seconds))
+                rows.append({"router": name, "prompt_bytes": size, "connections": connections, "cold": cold, **row})
+                rows[-1]["memory_mb"] = None if pid is None else memory_mb(pid)
+                print(json.dumps(rows[-1]), flush=True)
+        caudex = targets["caudex"][0]
+        page = urllib.request.urlopen(f"http://127.0.0.1:{caudex}/metrics").read().decode()
+        seconds, count = (
+            float(line.split()[1])
+            for kind in ("sum", "count")
+            for line in page.splitlines()
+            if line.startswith(f"caudex_gateway_decision_seconds_{kind}")
+        )
+        print(f"a decision takes {seconds / count * 1e6:.1f} us in the mean", file=sys.stderr)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter in whose environment the peers are installed")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = measure(args)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
