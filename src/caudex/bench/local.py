@@ -25,12 +25,28 @@ class LocalServer:
     startup: float
 
     def peak_memory(self) -> int | None:
-        """The most memory the process has had resident, in bytes; None where the system does not tell (not Linux)."""
-        status = Path(f"/proc/{self.process.pid}/status")
-        if not status.exists():
+        """The most memory that the process and its descendants have had resident, in bytes, each at its own peak; None
+        where the system does not tell (anything but Linux)."""
+        if not Path("/proc/self/status").exists():
             return None
-        found = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-        return int(found[0]) * 1024 if found else None
+        return sum(resident_peak(pid) for pid in process_tree(self.process.pid))
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all its descendants that live now."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return [pid]
+    return [pid, *(descendant for child in children for descendant in process_tree(int(child)))]
+
+
+def resident_peak(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def caudex_command(options: Sequence[str], port: int) -> list[str]:
