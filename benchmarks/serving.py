@@ -10,9 +10,9 @@ Scenes (`caudex.bench.scenes`), each with fresh text every repeat:
   e  round-robin   6 documents x 6 questions, all queued at once, two run at a time: in a pool for all of them ("fits"),
                    and in a pool for three ("thrash")
 
-Every server runs at the settings that served it best here, on the same weights: bfloat16 for Caudex and vLLM, the file's
-own quantisation for llama.cpp. A server that is not installed is left out, and it is said how to install it. Peak memory
-is that of a server's whole process tree; start-up runs from the process's start to its first healthy answer.
+Every server runs at the settings that served it best here, on the same weights: bfloat16 for Caudex and vLLM, the
+file's own quantisation for llama.cpp. A server that is not installed is left out, and it is said how to install it.
+Peak memory is that of a server's whole process tree; start-up runs from its start to its first healthy answer.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class VLLM:
 
 
 class LlamaCpp:
-    """llama.cpp's server. Its cache is a KV buffer cut into one part a slot, so a pool of tokens is its context size."""
+    """llama.cpp's server. Its cache is a KV buffer, one part a slot, so a pool of tokens is its context size."""
 
     name = "llama.cpp"
 
@@ -197,19 +197,10 @@ def report_error(scene: str, record: Record) -> None:
 def show(results: Sequence[Result]) -> None:
     """The figures side by side, with each server's wall time over the first one's."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in (
-        "scene",
-        "server",
-        "wall",
-        "wall ratio",
-        "TTFT p50",
-        "cold",
-        "hot",
-        "hit rate",
-        "tokens/s",
-        "failed",
-    ):
-        table.add_column(heading, justify="left" if heading in ("scene", "server") else "right", no_wrap=True)
+    table.add_column("scene", no_wrap=True)
+    table.add_column("server", no_wrap=True)
+    for heading in ("wall", "wall ratio", "TTFT p50", "cold", "hot", "hit rate", "tokens/s", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for label, ours in results[0].summaries.items():
         for result in results:
             table.add_row(label if result is results[0] else "", result.server, *cells(result.summaries[label], ours))
