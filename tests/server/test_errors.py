@@ -116,7 +116,6 @@ def test_messages_that_cannot_be_rendered(server, messages: object, said: str) -
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "xml"}),
         ("tool_choice", "required"),
         ("top_logprobs", 3),
         ("chat_template", "{{ messages }}"),

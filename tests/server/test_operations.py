@@ -84,7 +84,7 @@ def test_a_key_guards_all_but_the_probes(fresh_server) -> None:
 
 def test_a_full_queue_is_429(fresh_server) -> None:
     with fresh_server(ServerSettings(max_waiting=1), max_num_seqs=1) as server:
-        body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "n": 3}
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": 32}
         with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
             next(stream.iter_raw())
             refused = server.post("/v1/completions", prompt="b")

@@ -12,7 +12,7 @@ import click
 
 from caudex.cli.bars import LoadingBar
 from caudex.cli.options import ByteSize, GroupedCommand, option_group
-from caudex.engine.config import AttentionName, DTypeName, EngineConfig, IndexName
+from caudex.engine.config import AttentionName, DTypeName, EngineConfig, IndexName, SharingName
 
 DEFAULTS = EngineConfig()
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -60,6 +60,7 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @cache("--enable-prefix-caching/--no-enable-prefix-caching", default=DEFAULTS.enable_prefix_caching)
 @cache("--index", type=click.Choice(get_args(IndexName)), default=DEFAULTS.index, help="radix also shares part blocks.")
 @cache("--policy", default=DEFAULTS.policy, help="What to evict first.")
+@cache("--sharing", type=click.Choice(get_args(SharingName)), default=DEFAULTS.sharing, help="Between API keys.")
 @batching("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, help="Requests that run at once.")
 @batching("--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, help="Tokens in one step.")
 @batching("--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older.")

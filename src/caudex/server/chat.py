@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 
 from caudex.engine.types import TokenLogprob
 from caudex.server import sse
-from caudex.server.endpoint import Choice, Prepared
+from caudex.server.endpoint import Caller, Choice, Prepared
 from caudex.server.errors import APIError
 from caudex.server.fields import GenerationFields, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
@@ -27,22 +26,21 @@ class ChatRequest(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
+def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     fields = decode_body(body, ChatRequest)
     model = service.check_model(fields.model)
-    check_format(fields)
+    check_tool_choice(fields)
     service.check_choices(fields.num_samples)
     prompt = render(service, fields)
     field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     allowed = service.tokens_left(len(prompt), getattr(fields, field), field=field)
-    requests = generation_requests(fields, headers, prompt, max_tokens=allowed, logprobs=num_logprobs(fields))
+    requests = generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=num_logprobs(fields))
     return Prepared(requests, ChatRenderer(service, fields, model, prompt), bool(fields.stream))
 
 
@@ -61,12 +59,7 @@ def render(service: Service, fields: ChatRequest) -> list[int]:
     )
 
 
-def check_format(fields: ChatRequest) -> None:
-    kind = (fields.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise APIError(
-            f"response_format is {kind!r}, which this server does not support; only 'text' is", param="response_format"
-        )
+def check_tool_choice(fields: ChatRequest) -> None:
     if fields.tool_choice not in (None, "auto", "none"):
         raise APIError(
             f"tool_choice is {fields.tool_choice!r}; this server supports 'auto' and 'none'", param="tool_choice"

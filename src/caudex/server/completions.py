@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 
 from caudex.engine.types import GenerationRequest, TokenLogprob
 from caudex.server import sse
-from caudex.server.endpoint import Choice, Prepared
+from caudex.server.endpoint import Caller, Choice, Prepared
 from caudex.server.errors import APIError
 from caudex.server.fields import GenerationFields, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
@@ -36,7 +35,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     best_of: int | None = None
 
 
-def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
+def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     fields = decode_body(body, CompletionRequest)
     model = service.check_model(fields.model)
     if fields.echo and fields.logprobs is not None:
@@ -48,7 +47,7 @@ def prepare(service: Service, body: bytes, headers: Headers) -> Prepared:
     for prompt in prompts:
         asked = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
         allowed = service.tokens_left(len(prompt), asked, field="max_tokens")
-        requests += generation_requests(fields, headers, prompt, max_tokens=allowed, logprobs=fields.logprobs)
+        requests += generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=fields.logprobs)
     echoes = [service.engine.tokenizer.decode(prompt) if fields.echo else "" for prompt in prompts]
     renderer = CompletionRenderer(service, fields, completion_id, model, prompts, echoes)
     return Prepared(requests, renderer, bool(fields.stream))

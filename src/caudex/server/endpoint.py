@@ -75,7 +75,15 @@ class Prepared:
     stream: bool
 
 
-Prepare: TypeAlias = Callable[[Service, bytes, Headers], Prepared]
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the tenant that the API key stands for, and the session that the header names."""
+
+    tenant: str
+    session_id: str | None
+
+
+Prepare: TypeAlias = Callable[[Service, bytes, Caller], Prepared]
 """Parses and tokenises a body on a worker thread; raises APIError for what cannot be answered."""
 
 
@@ -91,11 +99,12 @@ class GenerationEndpoint:
         body = await read_body(headers, receive, self._service.settings.max_body_bytes)
         if body is None:
             return
-        await while_connected(self._answer(body, headers, send), receive)
+        caller = Caller(scope.get("tenant", ""), headers.get("x-session-id"))
+        await while_connected(self._answer(body, caller, send), receive)
 
-    async def _answer(self, body: bytes, headers: Headers, send: Send) -> None:
+    async def _answer(self, body: bytes, caller: Caller, send: Send) -> None:
         self._service.check_ready()
-        prepared = await self._service.off_loop(self._prepare, self._service, body, headers)
+        prepared = await self._service.off_loop(self._prepare, self._service, body, caller)
         async with self._service.generation(prepared.requests) as generation:
             outputs = generation.outputs()
             if prepared.stream:

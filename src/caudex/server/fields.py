@@ -7,10 +7,11 @@ import uuid
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
 
 from caudex.engine.types import GenerationRequest, SamplingParams
+from caudex.server.endpoint import Caller
 from caudex.server.errors import APIError
+from caudex.server.formats import ResponseFormat, StructuredOutputs, output_grammar
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -65,6 +66,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     session_id: str | None = None
+    cache_ttl: float | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = 0
 
     @property
@@ -119,46 +123,54 @@ def namespace_of(fields: GenerationFields) -> str:
     return salt
 
 
-def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
-    """The engine's parameters for one choice. Choices of one seeded request get consecutive seeds, so they differ.
+def generation_requests(
+    fields: GenerationFields, caller: Caller, prompt: list[int], *, max_tokens: int, logprobs: int | None
+) -> list[GenerationRequest]:
+    """One engine request a sample of `prompt`; they share it all, so the first computes it and the others find it.
 
     Raises:
         APIError: 400; a value is outside its range, and the message and `param` name it.
     """
     refuse_unsupported(fields)
+    session = fields.session_id or caller.session_id
     try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if fields.temperature is None else fields.temperature,
-            top_p=1.0 if fields.top_p is None else fields.top_p,
-            top_k=0 if fields.top_k in (None, -1) else fields.top_k,
-            min_p=fields.min_p or 0.0,
-            seed=None if fields.seed is None else fields.seed + choice,
-            stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
-            stop_token_ids=tuple(fields.stop_token_ids or ()),
-            ignore_eos=bool(fields.ignore_eos),
-            logprobs=logprobs,
-            presence_penalty=fields.presence_penalty or 0.0,
-            frequency_penalty=fields.frequency_penalty or 0.0,
-            repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
-            logit_bias=fields.logit_bias or {},
-        )
+        return [
+            GenerationRequest(
+                request_id=uuid.uuid4().hex,
+                prompt_token_ids=prompt,
+                sampling=sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs, choice=choice),
+                namespace=namespace_of(fields),
+                priority=fields.priority or 0,
+                tenant=caller.tenant,
+                session_id=f"{caller.tenant}/{session}" if session else None,
+                cache_ttl=fields.cache_ttl or 0.0,
+            )
+            for choice in range(fields.num_samples)
+        ]
     except ValueError as exc:
         raise APIError(str(exc), param=re.split(r"[ \[]", str(exc), maxsplit=1)[0]) from None
 
 
-def generation_requests(
-    fields: GenerationFields, headers: Headers, prompt: list[int], *, max_tokens: int, logprobs: int | None
-) -> list[GenerationRequest]:
-    """One engine request a sample of `prompt`; they share it all, so the first computes it and the others find it."""
-    namespace = namespace_of(fields)
-    return [
-        GenerationRequest(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=prompt,
-            sampling=sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs, choice=choice),
-            namespace=namespace,
-            priority=fields.priority or 0,
-        )
-        for choice in range(fields.num_samples)
-    ]
+def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
+    """The engine's parameters for one choice. Choices of one seeded request get consecutive seeds, so they differ.
+
+    Raises:
+        ValueError: a value is outside its range; the message begins with its name.
+    """
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        top_k=0 if fields.top_k in (None, -1) else fields.top_k,
+        min_p=fields.min_p or 0.0,
+        seed=None if fields.seed is None else fields.seed + choice,
+        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=fields.logit_bias or {},
+        grammar=output_grammar(fields.response_format, fields.structured_outputs),
+    )

@@ -79,12 +79,10 @@ class Generation:
         if not self._engine.is_alive:
             raise engine_dead(self._engine.error)
         self._started_at = time.perf_counter()
-        try:
-            for choice in range(len(self._requests)):
-                self._submit(choice)
-        except BaseException:
-            self._abort()
-            raise
+        if any(request.sampling.grammar for request in self._requests):
+            await self._submit_beside_loop()
+        else:
+            self._submit_all()
         return self
 
     async def __aexit__(
@@ -107,6 +105,24 @@ class Generation:
             raise_if_failed(item.output)
             yield item
 
+    async def _submit_beside_loop(self) -> None:
+        """Submit from another thread, as compiling a grammar takes up to a second. A client that leaves meanwhile is
+        found out afterwards."""
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._submit_all))
+        try:
+            await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(lambda _: self._abort())
+            raise
+
+    def _submit_all(self) -> None:
+        try:
+            for choice in range(len(self._requests)):
+                self._submit(choice)
+        except BaseException:
+            self._abort()
+            raise
+
     def _submit(self, choice: int) -> None:
         queue, bridge, clock = self._queue, self._bridge, time.perf_counter
 
@@ -116,7 +132,9 @@ class Generation:
         try:
             self._engine.submit(self._requests[choice], on_output)
         except ValueError as exc:
-            raise APIError(str(exc), param="prompt") from None
+            raise APIError(str(exc)) from None
+        except ModuleNotFoundError as exc:
+            raise APIError(str(exc), status=501) from None
         except EngineDeadError as exc:
             raise engine_dead(self._engine.error or exc) from None
         self._unfinished.add(choice)

@@ -22,6 +22,7 @@ class RequireKey:
     """Refuses requests without `Authorization: Bearer KEY` (or Anthropic's `x-api-key: KEY`) for one of the keys.
 
     Keys are compared in constant time: how long a refusal takes says nothing about how much of a guess was right.
+    Each key is a tenant of its own, which `scope["tenant"]` names to the paths.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -29,7 +30,12 @@ class RequireKey:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope) or self._has_key(Headers(scope=scope)):
+        if scope["type"] != "http" or self._is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        number = self._number_of_key(Headers(scope=scope))
+        if number is not None:
+            scope["tenant"] = f"key {number}"
             await self._app(scope, receive, send)
         else:
             message = "this server wants an API key: send the header 'Authorization: Bearer KEY'"
@@ -40,11 +46,11 @@ class RequireKey:
         """Probes, and the browser's question whether it may ask, which never carries a key."""
         return scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _number_of_key(self, headers: Headers) -> int | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         token = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = [hmac.compare_digest(token.encode(), key) for key in self._keys]
-        return any(found)
+        matches = [hmac.compare_digest(token.encode(), key) for key in self._keys]
+        return matches.index(True) if any(matches) else None
 
 
 class IdentifyAndCount:
