@@ -16,6 +16,7 @@
 
 #include "cache/prefix_cache.hpp"
 #include "cache_options.hpp"
+#include "python_policy.hpp"
 #include "tokens.hpp"
 
 namespace nb = nanobind;
@@ -125,7 +126,27 @@ struct PyPin {
 
 struct PyCache {
   std::shared_ptr<SharedCache> shared;
+  std::shared_ptr<nb::object> policy;  // written in Python, or null
 };
+
+// A policy may refer to its own cache: the garbage collector has to see that.
+int traverse_cache(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const PyCache* cache = nb::inst_ptr<PyCache>(self);
+  if (cache->policy != nullptr) Py_VISIT(cache->policy->ptr());
+  return 0;
+}
+
+int clear_cache(PyObject* self) {
+  PyCache* cache = nb::inst_ptr<PyCache>(self);
+  if (cache->policy != nullptr) *cache->policy = nb::none();
+  return 0;
+}
+
+PyType_Slot cache_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_cache)},
+                             {Py_tp_clear, reinterpret_cast<void*>(clear_cache)},
+                             {0, nullptr}};
 
 BlockArray to_numpy(std::vector<BlockId> blocks) {
   auto* owned = new std::vector<BlockId>(std::move(blocks));
@@ -163,14 +184,16 @@ std::uint32_t to_option(std::int64_t value, const char* what, std::int64_t least
 
 }  // namespace
 
-CacheOptions make_options(std::int64_t num_blocks, std::int64_t block_size, const std::string& index, const std::string& policy,
-                          const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
-                          const std::string& sharing, std::int64_t k, std::optional<std::int64_t> pin_budget) {
+CacheOptions make_options(std::int64_t num_blocks, std::int64_t block_size, const std::string& index,
+                          nb::handle policy, const std::string& hash, std::optional<std::uint64_t> secret, std::optional<std::int64_t> window,
+                          const std::string& sharing, std::int64_t k, std::optional<std::int64_t> pin_budget,
+                          std::shared_ptr<nb::object>* python_policy) {
   CacheOptions options;
   options.num_blocks = to_option(num_blocks, "num_blocks", 1, kMaxBlocks);
   options.block_size = to_option(block_size, "block_size", 1, 1 << 16);
   options.grain = to_grain(index);
-  options.policy = policy;
+  std::shared_ptr<nb::object> held = set_policy(options, policy);
+  if (python_policy != nullptr) *python_policy = std::move(held);
   options.hash = hash;
   options.secret = secret ? *secret : random_secret();
   options.thrash_window = to_option(window.value_or(num_blocks / 2), "thrash_window", 0, kMaxBlocks);
@@ -453,21 +476,24 @@ void bind_cache(nb::module_& m) {
   bind_sequence(m);
   bind_pin(m);
   bind_explanation(m);
+  bind_policy(m);
   m.def("policy_names", &policy_names, "The eviction policies that can be chosen by name.");
   m.def("block_keys", &block_keys, nb::arg("tokens"), nb::arg("block_size") = 16, nb::kw_only(),
         nb::arg("hash") = "sha256", nb::arg("namespace") = "", nb::arg("secret") = 0,
         "The chained keys of a prompt's whole blocks, as a cache with this hash, namespace and secret has them.");
   m.def("hasher_names", &hasher_names, "The block hashes that can be chosen by name.");
 
-  nb::class_<PyCache>(m, "PrefixCache", "The compiled part of caudex.cache.PrefixCache, which documents it.")
+  nb::class_<PyCache>(m, "PrefixCache", nb::type_slots(cache_slots),
+                      "The compiled part of caudex.cache.PrefixCache, which documents it.")
       .def("__init__",
            [](PyCache* self, std::int64_t num_blocks, std::int64_t block_size, const std::string& index,
-              const std::string& policy, const std::string& hash, std::optional<std::uint64_t> secret,
+              nb::handle policy, const std::string& hash, std::optional<std::uint64_t> secret,
               std::optional<std::int64_t> thrash_window, const std::string& sharing, std::int64_t k,
               std::optional<std::int64_t> pin_budget, bool manual_clock) {
+             std::shared_ptr<nb::object> held;
              const CacheOptions options = make_options(num_blocks, block_size, index, policy, hash, secret, thrash_window,
-                                                       sharing, k, pin_budget);
-             new (self) PyCache{std::make_shared<SharedCache>(options, manual_clock)};
+                                                       sharing, k, pin_budget, &held);
+             new (self) PyCache{std::make_shared<SharedCache>(options, manual_clock), std::move(held)};
            },
            nb::arg("num_blocks"), nb::arg("block_size") = 16, nb::kw_only(), nb::arg("index") = "radix",
            nb::arg("policy") = "lru", nb::arg("hash") = "fold64", nb::arg("secret").none() = nb::none(),

@@ -1,7 +1,10 @@
 // The options of a cache as Python gives them.
 #pragma once
 
+#include <nanobind/nanobind.h>
+
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -9,10 +12,12 @@
 
 namespace caudex {
 
-// Throws std::invalid_argument that names the option, the value, and what was expected.
+// Throws std::invalid_argument that names the option, the value, and what was expected. `python_policy` receives the
+// reference to a policy written in Python.
 CacheOptions make_options(std::int64_t num_blocks, std::int64_t block_size, const std::string& index,
-                          const std::string& policy, const std::string& hash, std::optional<std::uint64_t> secret,
+                          nanobind::handle policy, const std::string& hash, std::optional<std::uint64_t> secret,
                           std::optional<std::int64_t> window, const std::string& sharing, std::int64_t k,
-                          std::optional<std::int64_t> pin_budget);
+                          std::optional<std::int64_t> pin_budget,
+                          std::shared_ptr<nanobind::object>* python_policy = nullptr);
 
 }  // namespace caudex

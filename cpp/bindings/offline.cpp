@@ -57,7 +57,7 @@ nb::tuple replay(const Input<Token>& tokens, const Input<std::int64_t>& offsets,
                  const Input<std::int64_t>& prompt_lengths, const Input<std::int64_t>& kept_lengths,
                  const Input<double>& times, const std::optional<Input<std::int64_t>>& unseen_output,
                  const std::optional<Input<std::int64_t>>& tenants, std::int64_t num_blocks, std::int64_t block_size,
-                 const std::string& index, const std::string& policy, const std::string& sharing, std::int64_t k,
+                 const std::string& index, nb::handle policy, const std::string& sharing, std::int64_t k,
                  nb::object progress) {
   const CacheOptions options = make_options(num_blocks, block_size, index, policy, "fold64", 0, {}, sharing, k, {});
   const std::size_t num_requests = prompt_lengths.shape(0);

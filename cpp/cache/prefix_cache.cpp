@@ -25,7 +25,8 @@ PrefixCache::PrefixCache(const CacheOptions& options)
       audiences_(options.sharing == Sharing::kAnonymous ? options.k : 0),
       tree_(options.grain, pool_, *hasher_, audiences_),
       evicted_(options.thrash_window) {
-  tree_.use_policy(make_policy(options.policy, {tree_.nodes(), pool_, now_}));
+  const PolicyContext context{tree_.nodes(), pool_, now_};
+  tree_.use_policy(options.policy_factory ? options.policy_factory(context) : make_policy(options.policy, context));
 }
 
 PrefixCache::~PrefixCache() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,6 +27,7 @@ struct CacheOptions {
   std::uint32_t block_size = 16;
   Grain grain = Grain::kToken;
   std::string policy = "lru";
+  std::function<std::unique_ptr<Policy>(PolicyContext)> policy_factory;  // instead, if there is one
   std::string hash = "fold64";
   std::uint64_t secret = 0;
   std::uint32_t thrash_window = 0;  // evicted blocks that are remembered

@@ -3,6 +3,7 @@
 from caudex._core import (
     BlockCopy,
     CacheStats,
+    EndedRequest,
     Explanation,
     Match,
     Occupancy,
@@ -14,16 +15,19 @@ from caudex._core import (
     policy_names,
 )
 from caudex._core import CacheSequence as Sequence
+from caudex.cache.policy import Policy
 from caudex.cache.prefix_cache import PrefixCache
 
 __all__ = [
     "BlockCopy",
     "CacheStats",
+    "EndedRequest",
     "Explanation",
     "Match",
     "Occupancy",
     "OutOfBlocks",
     "Pin",
+    "Policy",
     "PrefixCache",
     "Sequence",
     "SessionHints",

@@ -1,8 +1,8 @@
 """Tells others what is cached: KV events, in the wire format that vLLM publishes.
 
-A publisher sends `[topic, sequence number, batch]` on a PUB socket; the number is eight bytes, big-endian, counting from
-zero. A batch is a msgpack array `[time, events, data-parallel rank]`, an event a map with its `type`. On a second socket
-(ROUTER) it answers a start number of eight bytes with all later batches it still has, and then the number -1.
+A publisher sends `[topic, sequence number, batch]` on a PUB socket; the number is eight bytes, big-endian, counting
+from zero. A batch is a msgpack array `[time, events, data-parallel rank]`, an event a map with its `type`. On a second
+socket (ROUTER) it answers a start number of eight bytes with all later batches it still has, and then the number -1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", frozen=True):
-    """Whole blocks became matchable, each the parent of the next; the first one's parent is None at a prompt's start."""
+    """Whole blocks became matchable, each the parent of the next; at a prompt's start the first one has none."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -105,7 +105,7 @@ class EventPublisher:
         self._next = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._stop = threading.Event()
-        context = zmq.Context.instance()
+        context: Any = zmq.Context.instance()
         self._pub = context.socket(zmq.PUB)
         self._router = context.socket(zmq.ROUTER) if replay_endpoint else None
         self.endpoint = _bind(self._pub, endpoint)

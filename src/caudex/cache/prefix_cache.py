@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from caudex import _core
+from caudex.cache.policy import Policy
 
 Index = Literal["radix", "hash"]
 Sharing = Literal["isolated", "shared", "public", "k_anonymous"]
@@ -33,8 +34,8 @@ class PrefixCache(_core.PrefixCache):
         ``"radix"`` matches to the token: a match that ends inside a block is served by copying that block's first
         slots (a partial hit). ``"hash"`` shares whole blocks only, found by chained block hashes.
     policy
-        Which unpinned block goes first; see :func:`policy_names`. Whatever it is, blocks go from the ends of the tree
-        only, so a cached block's whole prefix is always cached too.
+        Which unpinned block goes first: a name, see :func:`policy_names`, or a :class:`Policy` of your own. Whatever it
+        is, blocks go from the ends of the tree only, so a cached block's whole prefix is always cached too.
     hash
         Algorithm of the chained block hashes; see :func:`hasher_names`. By default a fast keyed one: a collision costs
         a miss, never a wrong answer, since tokens are compared on every hit.
@@ -62,7 +63,7 @@ class PrefixCache(_core.PrefixCache):
         block_size: int = 16,
         *,
         index: Index = "radix",
-        policy: str = "lru",
+        policy: str | Policy = "lru",
         hash: str | None = None,
         secret: int | None = None,
         thrash_window: int | None = None,
