@@ -12,6 +12,7 @@ using namespace nb::literals;
 namespace caudex {
 namespace {
 
+using kernels::Arena;
 using kernels::AttentionPlan;
 using kernels::Batch;
 using kernels::DType;
@@ -44,13 +45,15 @@ void multiply(PackedProduct& product, const PackedMatrix& matrix, const float* b
 }
 
 void bind_products(nb::module_& m) {
+  nb::class_<Arena>(m, "Arena").def(nb::init<>());
+
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def(
           "__init__",
-          [](PackedMatrix* self, int num_columns, int depth, const std::string& dtype) {
-            new (self) PackedMatrix(num_columns, depth, dtype_named(dtype));
+          [](PackedMatrix* self, int num_columns, int depth, const std::string& dtype, Arena& arena) {
+            new (self) PackedMatrix(num_columns, depth, dtype_named(dtype), arena);
           },
-          "num_columns"_a, "depth"_a, "dtype"_a)
+          "num_columns"_a, "depth"_a, "dtype"_a, "arena"_a, nb::keep_alive<1, 5>())
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes)
       .def(
           "set_columns",

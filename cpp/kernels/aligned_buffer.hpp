@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <new>
 
@@ -21,7 +20,6 @@ class AlignedBuffer {
     }
     return memory_.get();
   }
-  char* reserve_zeroed(std::size_t bytes) { return static_cast<char*>(std::memset(reserve(bytes), 0, bytes)); }
 
   char* data() { return memory_.get(); }
   const char* data() const { return memory_.get(); }

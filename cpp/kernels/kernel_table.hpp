@@ -22,6 +22,9 @@ constexpr int kPanelColumns = 32;
 struct AttentionStep {
   const char* keys[kStepChunks];    // each [head_dim / depth][16 tokens][depth]
   const char* values[kStepChunks];  // each [16 / depth tokens][padded_head_dim][depth]
+  // The next step's chunks, fetched into the cache meanwhile; null for nothing.
+  const char* next_keys[kStepChunks];
+  const char* next_values[kStepChunks];
   int rows;
   const int* visible;     // [rows]
   const char* query;      // [rows], left operands; see KernelTable::load_query
@@ -35,7 +38,6 @@ struct AttentionStep {
 };
 
 // `rows` left operands times one panel of 32 packed columns: sums[r][c], for c in [0, 32).
-// While it computes, it asks for the `prefetch_bytes` at `prefetch`, which the next product will read.
 struct PanelProduct {
   const char* left;
   std::size_t left_row;  // bytes from one row of `left` to the next
@@ -43,8 +45,6 @@ struct PanelProduct {
   const char* panel;
   int steps;
   float* sums;  // [rows][32]
-  const char* prefetch;
-  std::size_t prefetch_bytes;
 };
 
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same

@@ -1,8 +1,6 @@
 #include "kernels/kv_pool.hpp"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -74,16 +72,10 @@ void KvLayout::store_in_chunk(char* keys, char* values, int token, const char* k
   }
 }
 
-void KvPool::Free::operator()(void* p) const { std::free(p); }
-
 KvPool::KvPool(KvLayout layout, int num_blocks)
-    : layout_(std::move(layout)), num_blocks_(checked("num_blocks", num_blocks, 1, 1 << 30)) {
-  // calloc of this size maps fresh zero pages; they become resident when written.
-  memory_.reset(std::calloc(num_bytes() + kAlignment, 1));
-  if (!memory_) throw std::bad_alloc();
-  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
-  data_ = static_cast<char*>(memory_.get()) + (kAlignment - address % kAlignment) % kAlignment;
-}
+    : layout_(std::move(layout)),
+      num_blocks_(checked("num_blocks", num_blocks, 1, 1 << 30)),
+      memory_(layout_.block_bytes * static_cast<std::size_t>(num_blocks_)) {}
 
 void KvPool::write_row(int layer, const Batch& batch, int row, const HeadRows& keys, const HeadRows& values) {
   const KvLayout& at = layout_;

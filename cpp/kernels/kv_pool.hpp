@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 
 #include "kernels/batch.hpp"
 #include "kernels/kernel_table.hpp"
+#include "kernels/memory.hpp"
 #include "kernels/thread_pool.hpp"
 
 namespace caudex::kernels {
@@ -54,8 +54,8 @@ class KvPool {
   int num_blocks() const { return num_blocks_; }
   std::size_t num_bytes() const { return layout_.block_bytes * static_cast<std::size_t>(num_blocks_); }
 
-  char* block(int block) { return data_ + layout_.block_bytes * static_cast<std::size_t>(block); }
-  const char* block(int block) const { return data_ + layout_.block_bytes * static_cast<std::size_t>(block); }
+  char* block(int block) { return memory_.data() + layout_.block_bytes * static_cast<std::size_t>(block); }
+  const char* block(int block) const { return memory_.data() + layout_.block_bytes * static_cast<std::size_t>(block); }
   const char* head(int layer, int block, int head) const {
     return this->block(block) + layer * layout_.layer_bytes + head * layout_.head_bytes;
   }
@@ -70,14 +70,9 @@ class KvPool {
   void copy_block(int source, int target);
 
  private:
-  struct Free {
-    void operator()(void* p) const;
-  };
-
   KvLayout layout_;
   int num_blocks_;
-  std::unique_ptr<void, Free> memory_;
-  char* data_ = nullptr;
+  ZeroedMemory memory_;
 };
 
 }  // namespace caudex::kernels

@@ -1,6 +1,7 @@
 #include "kernels/llama.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 namespace caudex::kernels {
@@ -45,7 +46,7 @@ LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& thread
       kernels_(kernels),
       product_(kernels, threads),
       attention_(pool, kernels, threads),
-      head_(shape.vocab_size, shape.hidden_size, shape.dtype) {
+      head_(shape.vocab_size, shape.hidden_size, shape.dtype, arena_) {
   const KvLayout& layout = pool.layout();
   if (layout.num_layers != shape.num_layers || layout.num_kv_heads != shape.num_kv_heads ||
       layout.head_dim != shape.head_dim || layout.dtype != shape.dtype) {
@@ -53,17 +54,18 @@ LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& thread
   }
   for (int i = 0; i < shape.num_layers; ++i) layers_.push_back(make_layer());
   if (!shape.tied_embedding) {
-    embedding_.reserve(static_cast<std::size_t>(shape.vocab_size) * shape.hidden_size * element_size(shape.dtype));
+    embedding_ =
+        arena_.allocate(static_cast<std::size_t>(shape.vocab_size) * shape.hidden_size * element_size(shape.dtype));
   }
 }
 
-LlamaModel::Layer LlamaModel::make_layer() const {
+LlamaModel::Layer LlamaModel::make_layer() {
   const LlamaShape& s = shape_;
   const int heads = s.num_query_heads + 2 * s.num_kv_heads;
-  return {PackedMatrix(heads * s.head_dim, s.hidden_size, s.dtype),
-          PackedMatrix(s.hidden_size, s.num_query_heads * s.head_dim, s.dtype),
-          PackedMatrix(round_up(s.intermediate_size, kGateColumns) * 2, s.hidden_size, s.dtype),
-          PackedMatrix(s.hidden_size, s.intermediate_size, s.dtype),
+  return {PackedMatrix(heads * s.head_dim, s.hidden_size, s.dtype, arena_),
+          PackedMatrix(s.hidden_size, s.num_query_heads * s.head_dim, s.dtype, arena_),
+          PackedMatrix(round_up(s.intermediate_size, kGateColumns) * 2, s.hidden_size, s.dtype, arena_),
+          PackedMatrix(s.hidden_size, s.intermediate_size, s.dtype, arena_),
           {}, {}, {}, {}, {}, {}, {}, {}};
 }
 
@@ -71,7 +73,7 @@ void LlamaModel::set_linear(const std::string& role, int layer, const char* weig
   const LlamaShape& s = shape_;
   if (role == "embedding") {
     const std::size_t size = static_cast<std::size_t>(s.vocab_size) * s.hidden_size * element_size(s.dtype);
-    if (!s.tied_embedding) std::memcpy(embedding_.data(), weight, size);
+    if (!s.tied_embedding) std::memcpy(embedding_, weight, size);
     return;
   }
   if (role != "head" && (layer < 0 || layer >= s.num_layers)) refuse("layer", layer, s.num_layers);
@@ -177,7 +179,7 @@ void LlamaModel::embed(const std::int32_t* tokens, int rows) {
     float* target = residual + row * residual_stride();
     std::fill(target + shape_.hidden_size, target + residual_stride(), 0.0f);
     if (shape_.tied_embedding) return head_.get_column(tokens[row], target);
-    const char* source = embedding_.data() + tokens[row] * row_bytes;
+    const char* source = embedding_ + tokens[row] * row_bytes;
     if (shape_.dtype == DType::kFloat32) {
       std::memcpy(target, source, row_bytes);
     } else {

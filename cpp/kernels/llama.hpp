@@ -65,7 +65,7 @@ class LlamaModel {
     AlignedBuffer residual, normed, projected, heads, attended, activated;
   };
 
-  Layer make_layer() const;
+  Layer make_layer();
   void check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& logit_rows) const;
   void embed(const std::int32_t* tokens, int rows);
   void attend(int index, const Batch& batch, const AttentionPlan& plan, bool needs_output);
@@ -89,10 +89,11 @@ class LlamaModel {
   const KernelTable& kernels_;
   PackedProduct product_;
   PagedAttention attention_;
+  Arena arena_;
   std::vector<Layer> layers_;
   PackedMatrix head_;
   std::vector<float> head_bias_;
-  AlignedBuffer embedding_;  // [vocab][hidden] in the model's type, unless tied
+  char* embedding_ = nullptr;  // [vocab][hidden] in the model's type, unless tied
   std::vector<float> final_norm_, cos_, sin_;
   Rows all_;       // the batch's rows
   Rows selected_;  // those whose logits are wanted

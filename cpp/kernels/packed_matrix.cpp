@@ -1,11 +1,12 @@
 #include "kernels/packed_matrix.hpp"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 namespace caudex::kernels {
 
-PackedMatrix::PackedMatrix(int num_columns, int depth, DType dtype)
+PackedMatrix::PackedMatrix(int num_columns, int depth, DType dtype, Arena& arena)
     : num_columns_(num_columns), depth_(depth), dtype_(dtype) {
   constexpr int kMost = 1 << 24;
   if (num_columns < 1 || depth < 1 || num_columns > kMost || depth > kMost) {
@@ -13,7 +14,7 @@ PackedMatrix::PackedMatrix(int num_columns, int depth, DType dtype)
                                 std::to_string(depth) + "; expected 1 to " + std::to_string(kMost) + " each");
   }
   num_steps_ = (depth + depth_per_step(dtype) - 1) / depth_per_step(dtype);
-  data_.reserve_zeroed(num_bytes());
+  data_ = arena.allocate(num_bytes());
 }
 
 std::size_t PackedMatrix::offset(int column, int row) const {
@@ -26,13 +27,13 @@ std::size_t PackedMatrix::offset(int column, int row) const {
 void PackedMatrix::set_column(int column, const char* weights, std::ptrdiff_t stride) {
   const std::size_t size = element_size(dtype_);
   for (int row = 0; row < depth_; ++row) {
-    std::memcpy(data_.data() + offset(column, row), weights + row * stride * static_cast<std::ptrdiff_t>(size), size);
+    std::memcpy(data_ + offset(column, row), weights + row * stride * static_cast<std::ptrdiff_t>(size), size);
   }
 }
 
 void PackedMatrix::get_column(int column, float* target) const {
   for (int row = 0; row < depth_; ++row) {
-    const char* weight = data_.data() + offset(column, row);
+    const char* weight = data_ + offset(column, row);
     if (dtype_ == DType::kFloat32) {
       std::memcpy(target + row, weight, sizeof(float));
     } else {

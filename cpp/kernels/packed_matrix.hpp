@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include "kernels/aligned_buffer.hpp"
 #include "kernels/kernel_table.hpp"
+#include "kernels/memory.hpp"
 
 namespace caudex::kernels {
 
@@ -14,9 +14,10 @@ namespace caudex::kernels {
 // A panel of 32 columns is read from end to end, 128 bytes a step. Columns and depth are padded with zeros.
 class PackedMatrix {
  public:
-  // `num_columns` outputs, each a sum over `depth` inputs. All weights are zero until set.
+  // `num_columns` outputs, each a sum over `depth` inputs. All weights are zero until set. They live in `arena`, which
+  // must outlive the matrix.
   // Throws std::invalid_argument for an empty or oversized matrix.
-  PackedMatrix(int num_columns, int depth, DType dtype);
+  PackedMatrix(int num_columns, int depth, DType dtype, Arena& arena);
 
   // Take a column's `depth` weights from `weights`, `stride` elements apart.
   void set_column(int column, const char* weights, std::ptrdiff_t stride);
@@ -33,14 +34,14 @@ class PackedMatrix {
   int padded_depth() const { return num_steps_ * depth_per_step(dtype_); }
   std::size_t panel_bytes() const { return static_cast<std::size_t>(num_steps_) * kPanelColumns * 4; }
   std::size_t num_bytes() const { return panel_bytes() * num_panels(); }
-  const char* panel(int panel) const { return data_.data() + panel * panel_bytes(); }
+  const char* panel(int panel) const { return data_ + panel * panel_bytes(); }
 
  private:
   std::size_t offset(int column, int row) const;
 
   int num_columns_, depth_, num_steps_;
   DType dtype_;
-  AlignedBuffer data_;
+  char* data_;
 };
 
 }  // namespace caudex::kernels

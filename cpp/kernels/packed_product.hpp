@@ -40,9 +40,8 @@ class PackedProduct {
       float* sums = reinterpret_cast<float*>(sums_[thread].reserve(kBlockRows * kPanelColumns * sizeof(float)));
       const int end = matrix.num_panels() * (group + 1) / panel_groups;
       for (int panel = matrix.num_panels() * group / panel_groups; panel < end; ++panel) {
-        const bool last = panel + 1 == end;
         multiply({left.data + first_row * left.row_bytes, left.row_bytes, rows, matrix.panel(panel),
-                  matrix.num_steps(), sums, last ? nullptr : matrix.panel(panel + 1), last ? 0 : matrix.panel_bytes()});
+                  matrix.num_steps(), sums});
         store(first_row, rows, panel, sums);
       }
     });

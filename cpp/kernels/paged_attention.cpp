@@ -10,6 +10,8 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
+constexpr int kFetchingRows = 24;
+
 }  // namespace
 
 struct PagedAttention::Call {
@@ -157,8 +159,17 @@ void PagedAttention::attend_run(const Call& call, const AttentionTile& tile, con
       }
     }
     point_to_step(step, call, sequence, kv_head, token, tokens, copies);
+    point_to_next(step, call, sequence, kv_head, token + kStepTokens, run.end_token);
     (layout.dtype == DType::kFloat32 ? kernels_.attend_step_f32 : kernels_.attend_step_bf16)(step);
   }
+}
+
+PagedAttention::Chunk PagedAttention::chunk_at(const Call& call, const BatchSequence& sequence, int kv_head,
+                                               int token) const {
+  const KvLayout& layout = pool_.layout();
+  const char* head = pool_.head(call.layer, sequence.blocks[token / layout.block_size], kv_head);
+  const int chunk = token % layout.block_size / kChunkTokens;
+  return {head + chunk * layout.key_chunk_bytes, head + layout.keys_bytes + chunk * layout.value_chunk_bytes};
 }
 
 // Point the step at the chunks of the tokens [first_token, first_token + num_tokens), in the pool where they lie in
@@ -184,10 +195,9 @@ void PagedAttention::point_to_step(AttentionStep& step, const Call& call, const 
       step.values[c] = values;
       continue;
     }
-    const char* head = pool_.head(call.layer, sequence.blocks[token / layout.block_size], kv_head);
-    const int chunk = token % layout.block_size / kChunkTokens;
-    step.keys[c] = head + chunk * layout.key_chunk_bytes;
-    step.values[c] = head + layout.keys_bytes + chunk * layout.value_chunk_bytes;
+    const Chunk chunk = chunk_at(call, sequence, kv_head, token);
+    step.keys[c] = chunk.keys;
+    step.values[c] = chunk.values;
     if (layout.dtype == DType::kBFloat16 && tokens % 2 == 1) {
       const std::size_t pair_bytes = static_cast<std::size_t>(layout.padded_head_dim) * 4;
       std::memcpy(values, step.values[c], (tokens + 1) / 2 * pair_bytes);
@@ -195,6 +205,18 @@ void PagedAttention::point_to_step(AttentionStep& step, const Call& call, const 
       for (int i = 0; i < layout.padded_head_dim; ++i) last[2 * i + 1] = 0;
       step.values[c] = values;
     }
+  }
+}
+
+// Keys and values that few rows use are waited for; while many rows use a step's, the next come by themselves.
+void PagedAttention::point_to_next(AttentionStep& step, const Call& call, const BatchSequence& sequence, int kv_head,
+                                   int first_token, int end_token) const {
+  for (int c = 0; c < kStepChunks; ++c) {
+    const int token = first_token + c * kChunkTokens;
+    const bool wanted = token < end_token && pool_.layout().chunked && step.rows <= kFetchingRows;
+    const Chunk chunk = wanted ? chunk_at(call, sequence, kv_head, token) : Chunk{};
+    step.next_keys[c] = chunk.keys;
+    step.next_values[c] = chunk.values;
   }
 }
 

@@ -27,6 +27,10 @@ class PagedAttention {
  private:
   struct Call;       // what all items of one call share
   struct RowStates;  // softmax states of a tile's rows
+  struct Chunk {
+    const char* keys = nullptr;
+    const char* values = nullptr;
+  };
   struct Scratch {
     AlignedBuffer query, states, visible, step;
   };
@@ -39,6 +43,9 @@ class PagedAttention {
   void load_query(const Call& call, const AttentionTile& tile, int kv_head, char* target) const;
   void point_to_step(AttentionStep& step, const Call& call, const BatchSequence& sequence, int kv_head,
                      int first_token, int num_tokens, char* copies) const;
+  void point_to_next(AttentionStep& step, const Call& call, const BatchSequence& sequence, int kv_head,
+                     int first_token, int end_token) const;
+  Chunk chunk_at(const Call& call, const BatchSequence& sequence, int kv_head, int token) const;
   void copy_rows_to_chunk(const Call& call, const BatchSequence& sequence, int kv_head, int first_token,
                           int num_tokens, char* keys, char* values) const;
   void fold_split_tile(const Call& call, const AttentionTile& tile, int kv_head);

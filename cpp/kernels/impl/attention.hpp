@@ -16,19 +16,39 @@ inline const char* key_vector(const AttentionStep& step, int v) {
   return step.keys[v / kPerChunk] + (v % kPerChunk) * kWidth * 4;
 }
 
-template <class Product, int R>
+// Fetches the next step's chunks while this step's are used, line by line; `chunks[v]` is null for nothing.
+template <int V>
+struct ChunkPrefetch {
+  const char* chunks[V];
+  std::size_t step_bytes;
+  void at_step(int step) const {
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) {
+      if (chunks[v]) __builtin_prefetch(chunks[v] + step * step_bytes, 0, 2);
+    }
+  }
+};
+
+template <class Product, int R, bool kFetchNext>
 inline void score_rows(const AttentionStep& step, int first, float (&scores)[R][kStepTokens]) {
+  constexpr int kPerChunk = kChunkTokens / kWidth;
   for (int v = 0; v < kStepVectors; v += kAttentionVectors) {
     const char* keys[kAttentionVectors];
+    ChunkPrefetch<kAttentionVectors> next{{}, kChunkTokens * 4};
     Vec sums[R][kAttentionVectors];
     CAUDEX_UNROLL
     for (int c = 0; c < kAttentionVectors; ++c) {
       keys[c] = key_vector(step, v + c);
+      if ((v + c) % kPerChunk == 0) next.chunks[c] = step.next_keys[(v + c) / kPerChunk];
       CAUDEX_UNROLL
       for (int r = 0; r < R; ++r) sums[r][c] = zeros();
     }
-    multiply_tile<Product, R, kAttentionVectors>(sums, step.query + first * step.query_row, step.query_row, keys,
-                                                 kChunkTokens * 4, step.key_steps);
+    const char* query = step.query + first * step.query_row;
+    if constexpr (kFetchNext) {
+      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, next);
+    } else {
+      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, NoPrefetch{});
+    }
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) {
       CAUDEX_UNROLL
@@ -73,7 +93,7 @@ inline float weigh_row(const AttentionStep& step, int row, const float* scores, 
 }
 
 // Shrink the rows' outputs by their factors, then add the weighted values of the first `tokens` of the step.
-template <class Product, int R, int V>
+template <class Product, int R, int V, bool kFetchNext>
 inline void add_values(const AttentionStep& step, int first, int column, const float (&factors)[R],
                        const char* weights, int tokens) {
   constexpr int kChunkSteps = kChunkTokens / Product::kDepth;
@@ -87,14 +107,24 @@ inline void add_values(const AttentionStep& step, int first, int column, const f
       sums[r][v] = mul(load(output + r * step.padded_head_dim + v * kWidth), splat(factors[r]));
     }
   }
+  const std::size_t value_step = static_cast<std::size_t>(step.padded_head_dim) * 4;
   int steps = (tokens + Product::kDepth - 1) / Product::kDepth;
   for (int c = 0; steps > 0; ++c, steps -= kChunkSteps) {
     const char* values[V];
     CAUDEX_UNROLL
     for (int v = 0; v < V; ++v) values[v] = step.values[c] + (column + v * kWidth) * 4;
-    multiply_tile<Product, R, V>(sums, weights + c * kChunkSteps * Product::kLeftStep, kWeightsRow, values,
-                                 static_cast<std::size_t>(step.padded_head_dim) * 4,
-                                 steps < kChunkSteps ? steps : kChunkSteps);
+    const char* chunk_weights = weights + c * kChunkSteps * Product::kLeftStep;
+    const int chunk_steps = steps < kChunkSteps ? steps : kChunkSteps;
+    if constexpr (kFetchNext) {
+      ChunkPrefetch<V> next{{}, value_step};
+      CAUDEX_UNROLL
+      for (int v = 0; v < V; ++v) {
+        if (step.next_values[c] && v * kWidth % 16 == 0) next.chunks[v] = step.next_values[c] + (column + v * kWidth) * 4;
+      }
+      multiply_tile<Product>(sums, chunk_weights, kWeightsRow, values, value_step, chunk_steps, next);
+    } else {
+      multiply_tile<Product>(sums, chunk_weights, kWeightsRow, values, value_step, chunk_steps, NoPrefetch{});
+    }
   }
   CAUDEX_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -103,7 +133,7 @@ inline void add_values(const AttentionStep& step, int first, int column, const f
   }
 }
 
-template <class Product, int R>
+template <class Product, int R, bool kFetchNext>
 void attend_rows(const AttentionStep& step, int first) {
   constexpr int kWeightsRow = kStepTokens / Product::kDepth * Product::kLeftStep;
   int tokens = 0;
@@ -112,7 +142,7 @@ void attend_rows(const AttentionStep& step, int first) {
   alignas(64) float scores[R][kStepTokens];
   alignas(64) char weights[R * kWeightsRow];
   float factors[R];
-  score_rows<Product, R>(step, first, scores);
+  score_rows<Product, R, kFetchNext>(step, first, scores);
   for (int r = 0; r < R; ++r) {
     if (step.visible[first + r] > 0) {
       factors[r] = weigh_row<Product>(step, first + r, scores[r], weights + r * kWeightsRow);
@@ -123,29 +153,32 @@ void attend_rows(const AttentionStep& step, int first) {
   }
   int column = 0;
   for (; column + kAttentionVectors * kWidth <= step.padded_head_dim; column += kAttentionVectors * kWidth) {
-    add_values<Product, R, kAttentionVectors>(step, first, column, factors, weights, tokens);
+    add_values<Product, R, kAttentionVectors, kFetchNext>(step, first, column, factors, weights, tokens);
   }
   for (; column < step.padded_head_dim; column += kWidth) {
-    add_values<Product, R, 1>(step, first, column, factors, weights, tokens);
+    add_values<Product, R, 1, kFetchNext>(step, first, column, factors, weights, tokens);
   }
 }
 
-// The remaining `rows` < R rows of a step, by the instance compiled for that number.
-template <class Product, int R>
-void attend_rest(const AttentionStep& step, int first, int rows) {
+// `rows` <= R rows of a step, by the instance compiled for that number.
+template <class Product, int R, bool kFetchNext>
+void attend_some_rows(const AttentionStep& step, int first, int rows) {
   if constexpr (R > 1) {
-    if (rows < R) return attend_rest<Product, R - 1>(step, first, rows);
+    if (rows < R) return attend_some_rows<Product, R - 1, kFetchNext>(step, first, rows);
   }
-  attend_rows<Product, R>(step, first);
+  attend_rows<Product, R, kFetchNext>(step, first);
 }
 
 template <class Product>
 void attend_step(const AttentionStep& step) {
-  int first = 0;
-  for (; first + kAttentionRows <= step.rows; first += kAttentionRows) {
-    attend_rows<Product, kAttentionRows>(step, first);
+  for (int first = 0; first < step.rows; first += kAttentionRows) {
+    const int rows = step.rows - first < kAttentionRows ? step.rows - first : kAttentionRows;
+    if (first == 0 && step.next_keys[0]) {
+      attend_some_rows<Product, kAttentionRows, true>(step, first, rows);
+    } else {
+      attend_some_rows<Product, kAttentionRows, false>(step, first, rows);
+    }
   }
-  if (first < step.rows) attend_rest<Product, kAttentionRows>(step, first, step.rows - first);
 }
 
 void fold_partition(float* total_maximum, float* total_sum, float* total_output, const float* maximum,

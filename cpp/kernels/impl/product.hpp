@@ -21,13 +21,19 @@ struct F32Product {
   static void store_left(char* p, int index, Vec v) { store(reinterpret_cast<float*>(p) + index, v); }
 };
 
+// Asks for no memory ahead of its use.
+struct NoPrefetch {
+  static void at_step(int) {}
+};
+
 // sums[r][v] += left[r] . right[v], step by step: each output has one accumulator and takes its steps in ascending
 // order, so its bits do not depend on how many rows or columns are computed beside it.
-template <class Product, int R, int V>
+template <class Product, int R, int V, class Prefetch = NoPrefetch>
 inline __attribute__((always_inline)) void multiply_tile(Vec (&sums)[R][V], const char* left, std::size_t left_row,
                                                          const char* const (&right)[V], std::size_t right_step,
-                                                         int steps) {
+                                                         int steps, Prefetch prefetch = {}) {
   for (int s = 0; s < steps; ++s) {
+    prefetch.at_step(s);
     typename Product::Right columns[V];
     CAUDEX_UNROLL
     for (int v = 0; v < V; ++v) columns[v] = Product::right(right[v] + s * right_step);

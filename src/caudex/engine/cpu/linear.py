@@ -20,16 +20,19 @@ class PackedLinear(nn.Module):
         weight: [outputs, inputs], any strides.
         bias: [outputs] or None.
         product: what multiplies; its threads are the layer's.
+        arena: where the packed weights go; those of one model belong side by side.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: _core.PackedProduct) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, product: _core.PackedProduct, arena: _core.Arena
+    ) -> None:
         super().__init__()
         if weight.dtype not in DTYPE_NAMES:
             raise ValueError(f"weight is {weight.dtype}; expected torch.float32 or torch.bfloat16")
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.product = product
-        self.matrix = _core.PackedMatrix(self.out_features, self.in_features, DTYPE_NAMES[weight.dtype])
+        self.matrix = _core.PackedMatrix(self.out_features, self.in_features, DTYPE_NAMES[weight.dtype], arena)
         self.matrix.set_columns(weight.data_ptr(), weight.stride(0), weight.stride(1))
         self.packed_bias: torch.Tensor | None = None
         if bias is not None:
@@ -58,14 +61,14 @@ def pack_linear_layers(model: nn.Module, threads: ThreadPool, isa: str = "auto")
     The model must be on the CPU and is for inference only afterwards. A weight that is tied to the embedding stays
     in place there; the others are freed.
     """
-    product = _core.PackedProduct(threads.native, isa)
+    product, arena = _core.PackedProduct(threads.native, isa), _core.Arena()
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             weight = weight_by_output(child)
             if weight is not None:
                 bias = getattr(child, "bias", None)
-                setattr(parent, name, PackedLinear(weight, bias, product))
+                setattr(parent, name, PackedLinear(weight, bias, product, arena))
                 replaced += 1
     return replaced
 
