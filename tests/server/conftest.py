@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,15 @@ class Running:
 
     def stats(self) -> EngineStats:
         return self.engine.stats()
+
+    def settled(self, condition: Callable[[EngineStats], bool]) -> EngineStats:
+        """The engine's figures once they meet a condition; fails if they do not within ten seconds."""
+        for _ in range(1000):
+            stats = self.engine.stats()
+            if condition(stats):
+                return stats
+            time.sleep(0.01)
+        raise AssertionError(f"the engine never got there: {self.engine.stats()}")
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)

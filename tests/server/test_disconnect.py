@@ -6,23 +6,11 @@ import concurrent.futures
 import json
 import random
 import socket
-import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
 
 from caudex.engine.types import EngineStats
-
-
-def settled(server, condition: Callable[[EngineStats], bool]) -> EngineStats:
-    """The engine's figures once they meet a condition; fails if they do not within ten seconds."""
-    for _ in range(1000):
-        stats = server.stats()
-        if condition(stats):
-            return stats
-        time.sleep(0.01)
-    raise AssertionError(f"the engine never got there: {server.stats()}")
 
 
 def idle(stats: EngineStats) -> bool:
@@ -48,9 +36,9 @@ def test_leaving_aborts_the_request(fresh_server, stream: bool) -> None:
         if stream:
             connection.recv(100)
         else:
-            settled(server, lambda stats: stats.num_requests_running == 2)
+            server.settled(lambda stats: stats.num_requests_running == 2)
         connection.close()
-        stats = settled(server, idle)
+        stats = server.settled(idle)
         assert stats.requests_finished.get("abort", 0) == 2
         assert stats.generation_tokens < 2 * 400
 
@@ -60,11 +48,11 @@ def test_leaving_while_waiting_in_the_queue(fresh_server) -> None:
         running = send(server, {"prompt": "first", "max_tokens": 400, "ignore_eos": True, "stream": True})
         running.recv(100)
         waiting = send(server, {"prompt": "second", "max_tokens": 400, "ignore_eos": True})
-        settled(server, lambda stats: stats.num_requests_waiting == 1)
+        server.settled(lambda stats: stats.num_requests_waiting == 1)
         waiting.close()
-        settled(server, lambda stats: stats.num_requests_waiting == 0 and stats.num_requests_running == 1)
+        server.settled(lambda stats: stats.num_requests_waiting == 0 and stats.num_requests_running == 1)
         running.close()
-        settled(server, idle)
+        server.settled(idle)
 
 
 def test_leaving_before_the_body_is_whole(server) -> None:
@@ -72,7 +60,7 @@ def test_leaving_before_the_body_is_whole(server) -> None:
     with socket.create_connection((parts.hostname, parts.port)) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     assert server.http.get("/health").status_code == 200
-    settled(server, idle)
+    server.settled(idle)
 
 
 def test_two_hundred_random_requests_on_a_pool_too_small_for_two(fresh_server, greedy) -> None:
@@ -103,7 +91,7 @@ def test_two_hundred_random_requests_on_a_pool_too_small_for_two(fresh_server, g
         with concurrent.futures.ThreadPoolExecutor(12) as clients:
             for done in [clients.submit(ask, job) for job in jobs]:
                 done.result()
-        stats = settled(server, idle)
+        stats = server.settled(idle)
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks == 24
         assert sum(stats.requests_finished.values()) <= 200
         assert server.http.get("/health").status_code == 200

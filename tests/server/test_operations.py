@@ -87,6 +87,7 @@ def test_a_full_queue_is_429(fresh_server) -> None:
         body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": 32}
         with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
             next(stream.iter_raw())
+            server.settled(lambda stats: stats.num_requests_waiting > 1)
             refused = server.post("/v1/completions", prompt="b")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
