@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -70,13 +71,15 @@ class SmallWorker:
 class RunningGateway:
     """`caudex route` as a process; `flags` as on the command line."""
 
-    def __init__(self, workers: list[SmallWorker], *flags: str, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(
+        self, workers: list[SmallWorker], *flags: str, scheme: str = "http", verify: ssl.SSLContext | bool = True
+    ) -> None:
+        self.port = free_port()
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         addresses = [part for worker in workers for part in ("--worker", worker.url)]
         command = [sys.executable, "-m", "caudex", "route", *addresses, "--port", str(self.port), *flags]
         self.process = subprocess.Popen(command)
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE, verify=verify)
         eventually(self.answers, "the gateway to start")
         if workers:
             self.wait_available(len(workers))

@@ -126,7 +126,7 @@ def gateway() -> Iterator[RunningGateway]:
     with contextlib.ExitStack() as stack:
         worker = SmallWorker()
         stack.callback(worker.close)
-        yield gateway_starter(stack)([worker], "--max-body-bytes", "100000")
+        yield gateway_starter(stack)([worker], "--max-body-bytes", "100000", "--header-timeout", "2")
 
 
 HOSTILE = {

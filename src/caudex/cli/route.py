@@ -15,9 +15,16 @@ from caudex.routing import POLICIES
 
 @click.command()
 @click.option("--worker", "workers", multiple=True, metavar="URL", help="A server's address; may be given many times.")
+@click.option("--workers-file", type=click.Path(dir_okay=False, path_type=Path), help="Addresses, one a line; watched.")
+@click.option("--workers-dns", metavar="NAME:PORT", help="Every address that this name has; asked again and again.")
 @click.option("--host", default="127.0.0.1", show_default=True, envvar="CAUDEX_ROUTE_HOST")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), envvar="CAUDEX_ROUTE_PORT")
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="cost", show_default=True)
+@click.option("--tokenizer", help="The workers' tokenizer (a folder or hub id), to know prompts by their tokens.")
+@click.option(
+    "--kv-events", metavar="ADDRESS", help="Where workers publish KV events, as tcp://*:5557 (* is the host)."
+)
+@click.option("--kv-replay", metavar="ADDRESS", help="Where they replay them, as tcp://*:5558.")
 @click.option("--tenants", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Keys, salts and limits.")
 @click.option("--worker-api-key", envvar="CAUDEX_WORKER_API_KEY", help="Key that the workers ask for.")
 @click.option("--admin-key", envvar="CAUDEX_ADMIN_KEY", help="Turns the admin API on, guarded by this key.")
@@ -29,6 +36,7 @@ from caudex.routing import POLICIES
 @click.option("--max-body-bytes", default=33_554_432, show_default=True, type=click.IntRange(1))
 @click.option("--probe-interval", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--probe-timeout", default=1.5, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--header-timeout", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--first-byte-timeout", default=600.0, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--stream-idle-timeout", default=300.0, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--drain-timeout", default=60.0, show_default=True, type=click.FloatRange(0))
@@ -39,6 +47,8 @@ from caudex.routing import POLICIES
 )
 def command(
     workers: tuple[str, ...],
+    workers_file: Path | None,
+    workers_dns: str | None,
     host: str,
     port: int,
     tenants: Path | None,
@@ -54,6 +64,7 @@ def command(
     not.
     """
     from caudex.gateway.access_log import AccessLog
+    from caudex.gateway.discovery import DnsSource, FileSource, Source
     from caudex.gateway.gateway import Gateway
     from caudex.gateway.serve import run_gateway
     from caudex.gateway.settings import GatewaySettings
@@ -62,14 +73,17 @@ def command(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
-    if not workers and options["admin_key"] is None:
-        raise click.UsageError("name at least one --worker, or an --admin-key to add workers later")
-    settings = GatewaySettings(
-        snapshot_path=options.pop("snapshot"),
-        max_concurrency_per_worker=options.pop("max_concurrency"),
-        **options,
-    )
+    if not (workers or workers_file or workers_dns or options["admin_key"]):
+        raise click.UsageError("name at least one --worker, --workers-file or --workers-dns, or an --admin-key")
     try:
+        sources: list[Source] = [] if workers_file is None else [FileSource(workers_file)]
+        if workers_dns is not None:
+            sources.append(DnsSource(workers_dns))
+        settings = GatewaySettings(
+            snapshot_path=options.pop("snapshot"),
+            max_concurrency_per_worker=options.pop("max_concurrency"),
+            **options,
+        )
         gateway = Gateway(
             settings,
             tenants=None if tenants is None else read_tenants(tenants),
@@ -78,6 +92,7 @@ def command(
         run_gateway(
             gateway,
             list(workers),
+            sources,
             host=host,
             port=port,
             tls=_tls_context(tls_cert, tls_key),

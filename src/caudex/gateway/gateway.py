@@ -8,25 +8,32 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from caudex.gateway.access_log import AccessLog, AccessRecord
 from caudex.gateway.admin import AdminApi
 from caudex.gateway.admission import Admission
 from caudex.gateway.client_connection import ClientConnection
+from caudex.gateway.discovery import Source, follow
 from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
+from caudex.gateway.kv_subscriber import KvSubscriber
 from caudex.gateway.metrics import GatewayMetrics
 from caudex.gateway.relay import Relay
 from caudex.gateway.settings import GatewaySettings
 from caudex.gateway.snapshot import read_snapshot, write_snapshot
 from caudex.gateway.tenants import Tenants
+from caudex.gateway.token_prompt import TokenPrompts
 from caudex.gateway.worker import Worker
 from caudex.gateway.workers import Workers
 from caudex.routing import Fleet, HonestyCheck, Policy, make_policy
+from caudex.routing.event_index import EventIndex
 
 log = logging.getLogger("caudex.gateway")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
 _SWEEP_SECONDS = 1.0
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens a key, until a worker's KV events say what its blocks hold."""
 
 
 class Gateway:
@@ -45,7 +52,11 @@ class Gateway:
         access_log: AccessLog | None = None,
     ) -> None:
         self.settings = settings
-        self.policy = make_policy(settings.policy) if policy is None else policy
+        self.events = EventIndex() if settings.kv_events is not None else None
+        self.policy = self._make_policy() if policy is None else policy
+        self.token_prompts = None if settings.tokenizer is None else TokenPrompts(settings.tokenizer, self._block_size)
+        self._subscribers: dict[str, KvSubscriber] = {}
+        self._followers: list[asyncio.Task[None]] = []
         self.tenants = Tenants([]) if tenants is None else tenants
         self.metrics = GatewayMetrics()
         self.fleet = Fleet()
@@ -53,6 +64,8 @@ class Gateway:
         self.workers = Workers(self.fleet, settings, self._cache_lost)
         self.admission = Admission(self._capacity, settings.max_queue, settings.queue_timeout)
         self.workers.on_change = self._availability_changed
+        self.workers.on_start = self._subscribe
+        self.workers.on_remove = self._unsubscribe
         self.connections: set[ClientConnection] = set()
         self.closing = False
         self._access_log = access_log
@@ -60,11 +73,12 @@ class Gateway:
         self._admin = AdminApi(self.workers, settings.admin_key)
         self._housekeeping: asyncio.Task[None] | None = None
 
-    async def start(self, worker_urls: list[str]) -> None:
+    async def start(self, worker_urls: list[str], sources: Sequence[Source] = ()) -> None:
         """Takes up what a snapshot kept, then the workers; to be called on the loop that serves."""
         self._restore(worker_urls)
         for url in worker_urls:
             self.workers.add(url)
+        self._followers = [asyncio.create_task(follow(source, self.workers)) for source in sources]
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
 
     async def shutdown(self) -> None:
@@ -82,6 +96,10 @@ class Gateway:
         self.closing = True
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        for task in self._followers:
+            task.cancel()
+        for subscriber in self._subscribers.values():
+            subscriber.close()
         for connection in list(self.connections):
             connection.abort()
         self.workers.close()
@@ -151,6 +169,28 @@ class Gateway:
         self.metrics.index_drops.labels(worker.url, cause).inc()
 
     # Inside
+
+    def _make_policy(self) -> Policy:
+        if self.events is not None and self.settings.policy in ("cost", "prefix", "prefix_exact"):
+            return make_policy(self.settings.policy, index=self.events)
+        return make_policy(self.settings.policy)
+
+    def _block_size(self) -> int:
+        return (self.events.block_size if self.events is not None else None) or DEFAULT_BLOCK_SIZE
+
+    def _subscribe(self, worker: Worker) -> None:
+        settings = self.settings
+        if self.events is None or settings.kv_events is None:
+            return
+        host = worker.pool.endpoint.host
+        replay = None if settings.kv_replay is None else settings.kv_replay.replace("*", host)
+        address = settings.kv_events.replace("*", host)
+        self._subscribers[worker.url] = KvSubscriber(worker, self.events, address, replay)
+
+    def _unsubscribe(self, worker: Worker) -> None:
+        subscriber = self._subscribers.pop(worker.url, None)
+        if subscriber is not None:
+            subscriber.close()
 
     def _capacity(self) -> int:
         return self.workers.num_available() * self.settings.max_concurrency_per_worker

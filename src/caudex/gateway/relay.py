@@ -32,6 +32,9 @@ class Relay:
         if tenant.salt is not None and request.body:
             request.body = with_cache_salt(request.body, body, salt)
         features = describe(body, session_header=request.header(b"x-session-id"), tenant=tenant.name, salt=salt)
+        if gateway.token_prompts is not None and len(features.keys):
+            adapter = features.model if features.model in gateway.workers.adapters else ""
+            features = gateway.token_prompts.refine(features, request.body, adapter=adapter, salt=salt)
         record.model, record.prompt_tokens = features.model, features.num_tokens
         if not gateway.workers.num_available():
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)

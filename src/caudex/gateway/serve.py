@@ -8,8 +8,9 @@ import logging
 import resource
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from caudex.gateway.discovery import Source
 from caudex.gateway.gateway import Gateway
 
 log = logging.getLogger("caudex.gateway")
@@ -20,6 +21,7 @@ _BACKLOG = 4_096
 def run_gateway(
     gateway: Gateway,
     worker_urls: list[str],
+    sources: Sequence[Source] = (),
     *,
     host: str,
     port: int,
@@ -37,12 +39,13 @@ def run_gateway(
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(gateway, worker_urls, host, port, tls, on_ready))
+        runner.run(_serve(gateway, worker_urls, sources, host, port, tls, on_ready))
 
 
 async def _serve(
     gateway: Gateway,
     worker_urls: list[str],
+    sources: Sequence[Source],
     host: str,
     port: int,
     tls: ssl.SSLContext | None,
@@ -57,7 +60,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     server = await loop.create_server(gateway.connection, host, port, ssl=tls, backlog=_BACKLOG)
-    await gateway.start(worker_urls)
+    await gateway.start(worker_urls, sources)
     on_ready(host, server.sockets[0].getsockname()[1])
     await stop.wait()
     server.close()

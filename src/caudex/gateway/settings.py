@@ -30,6 +30,10 @@ class GatewaySettings:
     drain_timeout: float = 60.0
     snapshot_path: Path | None = None
     snapshot_interval: float = 30.0
+    kv_events: str | None = None
+    """ZeroMQ address where workers publish KV events; a * stands for the worker's host."""
+    kv_replay: str | None = None
+    tokenizer: str | None = None
     worker_api_key: str | None = None
     admin_key: str | None = None
 
@@ -38,5 +42,9 @@ class GatewaySettings:
         for name in (*positive, "max_attempts", "probe_interval", "probe_timeout", "probes_to_down"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.kv_events is not None and self.tokenizer is None:
+            raise ValueError("KV events name blocks by their tokens: say which tokenizer the workers use")
+        if self.policy == "prefix_exact" and self.kv_events is None:
+            raise ValueError("the policy prefix_exact lives on KV events: say where the workers publish them")
         if self.max_queue < 0:
             raise ValueError(f"max_queue is {self.max_queue}; it must not be negative")

@@ -27,6 +27,8 @@ _MODELS_EVERY_PROBES = 15
 
 class _ModelCard(msgspec.Struct):
     id: str
+    parent: str | None = None
+    """The base model, if this is an adapter."""
 
 
 class _ModelList(msgspec.Struct):
@@ -53,6 +55,9 @@ class Workers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self.on_change: Callable[[], None] = lambda: None
+        self.on_start: Callable[[Worker], None] = lambda worker: None
+        self.on_remove: Callable[[Worker], None] = lambda worker: None
+        self.adapters: set[str] = set()
 
     def all(self) -> list[Worker]:
         return list(self._by_url.values())
@@ -106,6 +111,7 @@ class Workers:
         worker.pool.close()
         del self._by_slot[worker.slot]
         self.fleet.leave(worker.url)
+        self.on_remove(worker)
         self._on_cache_lost(worker)
         log.info("worker %s removed", worker.url)
 
@@ -129,6 +135,7 @@ class Workers:
         self._wake[worker.url] = asyncio.Event()
         self._tasks[worker.url] = asyncio.create_task(self._watch(worker), name=f"watch {worker.url}")
         log.info("worker %s added", worker.url)
+        self.on_start(worker)
 
     # What requests tell
 
@@ -207,6 +214,7 @@ class Workers:
             if status == 200:
                 models = msgspec.json.decode(body, type=_ModelList).data
                 self.fleet.set_models(worker.slot, frozenset(model.id for model in models))
+                self.adapters.update(model.id for model in models if model.parent is not None)
         except (OSError, msgspec.MsgspecError):
             return
 

@@ -1,0 +1,155 @@
+"""KV events from real caches, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caudex.cache import PrefixCache
+from caudex.cache.events import EventPublisher
+from caudex.gateway.kv_subscriber import KvSubscriber
+from caudex.gateway.token_prompt import TokenPrompts
+from caudex.gateway.upstream_pool import UpstreamPool, parse_endpoint
+from caudex.gateway.worker import Worker
+from caudex.routing import Fleet, text_request, token_request
+from caudex.routing.event_index import EventIndex
+from caudex.trace.bodies import parse_object
+from caudex.trace.request import Request
+
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, free_port
+
+BLOCK = 16
+
+
+def store(cache: PrefixCache, tokens: list[int]) -> None:
+    sequence = cache.begin(tokens)
+    sequence.allocate(len(tokens))
+    sequence.commit(len(tokens))
+    sequence.release()
+
+
+def believed(index: EventIndex, fleet: Fleet, tokens: list[int]) -> int:
+    request = token_request(np.array([*tokens, 0], dtype=np.int32), block_size=BLOCK)
+    return int(index.cached_tokens(request, fleet)[0])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def with_subscriber(
+    publisher: EventPublisher, test: Callable[[EventIndex, Fleet], Awaitable[None]], *, replay: bool = True
+) -> None:
+    async def run() -> None:
+        fleet, index = Fleet(), EventIndex()
+        fleet.join("http://w:1")
+        worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
+        address = publisher.endpoint.replace("0.0.0.0", "127.0.0.1")
+        replay_address = (publisher.replay_endpoint or "").replace("0.0.0.0", "127.0.0.1")
+        subscriber = KvSubscriber(worker, index, address, replay_address if replay else None)
+        try:
+            await test(index, fleet)
+        finally:
+            subscriber.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_stored_before_and_after_joining_is_known_and_what_was_evicted_is_not() -> None:
+    cache = PrefixCache(8, BLOCK)
+    early, late, last = list(range(64)), list(range(1_000, 1_064)), list(range(2_000, 2_064))
+    with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+        store(cache, early)
+
+        async def test(index: EventIndex, fleet: Fleet) -> None:
+            await until(lambda: believed(index, fleet, early) == 64)
+            store(cache, late)
+            await until(lambda: believed(index, fleet, late) == 64)
+            store(cache, last)
+            await until(lambda: believed(index, fleet, last) == 64)
+            assert believed(index, fleet, early) == cache.match([*early, 0]).num_tokens == 0
+            assert index.num_blocks(0) == cache.num_cached_blocks
+            cache.clear()
+            await until(lambda: index.num_blocks(0) == 0)
+
+        with_subscriber(publisher, test)
+
+
+def test_a_restarted_worker_is_not_credited_with_what_it_had() -> None:
+    port, replay_port = free_port(), free_port()
+    addresses = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}")
+    old, new = list(range(64)), list(range(500, 564))
+    first = EventPublisher(cache := PrefixCache(50, BLOCK), *addresses)
+    store(cache, old)
+
+    async def test(index: EventIndex, fleet: Fleet) -> None:
+        await until(lambda: believed(index, fleet, old) == 64)
+        store(cache, list(range(5_000, 5_064)))
+        await until(lambda: index.num_blocks(0) == 8)
+        await asyncio.to_thread(first.close)
+        restarted = PrefixCache(50, BLOCK)
+        second = EventPublisher(restarted, *addresses)
+        try:
+            await asyncio.sleep(0.5)
+            store(restarted, new)
+            await until(lambda: believed(index, fleet, new) == 64)
+            assert believed(index, fleet, old) == 0
+            assert index.num_blocks(0) == 4
+        finally:
+            await asyncio.to_thread(second.close)
+
+    with_subscriber(first, test)
+
+
+def test_tokens_of_a_prompt_are_those_of_the_tokenizer() -> None:
+    prompts = TokenPrompts("bytes", lambda: BLOCK)
+    text = json.dumps({"model": "m", "prompt": "abcd" * 40}).encode()
+    refined = prompts.refine(text_request(b"x"), text, adapter="", salt="")
+    assert refined.num_tokens == 40
+    assert refined.tokens_per_key == BLOCK
+    ids = json.dumps({"model": "m", "prompt": list(range(40))}).encode()
+    by_ids = prompts.refine(text_request(b"x"), ids, adapter="", salt="")
+    assert by_ids.keys.tolist() == token_request(np.arange(40, dtype=np.int32), block_size=BLOCK).keys.tolist()
+    unusable = text_request(b"x")
+    assert prompts.refine(unusable, b'{"model": "m"}', adapter="", salt="") is unusable
+
+
+@pytest.mark.parametrize("policy", ["cost", "prefix_exact"])
+def test_the_gateway_sends_to_the_worker_that_says_it_holds_the_prompt(
+    policy: str,
+    tmp_path: Path,
+    start_worker: Callable[[], SmallWorker],
+    start_gateway: Callable[..., RunningGateway],
+) -> None:
+    """Another gateway's requests filled the cache of one worker: here only its events can tell."""
+    log = tmp_path / "access.log"
+    cache = PrefixCache(1_000, BLOCK)
+    with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+        holder = start_worker()
+        flags = ["--kv-events", publisher.endpoint, "--kv-replay", str(publisher.replay_endpoint)]
+        gateway = start_gateway([holder], "--policy", policy, "--tokenizer", "bytes", "--access-log", str(log), *flags)
+        body = chat_body("what was it?", system="a long story " * 100)
+        prompts = TokenPrompts("bytes", lambda: BLOCK)
+        raw = json.dumps(body).encode()
+        tokens = prompts._encoder.encode([_parsed(raw)])[0]
+        store(cache, tokens.tolist())
+
+        def predicted() -> int:
+            gateway.client.post("/v1/chat/completions", content=raw)
+            eventually(lambda: log.exists() and log.read_text().endswith("\n"), "the access log")
+            return int(json.loads(log.read_text().splitlines()[-1]).get("predicted_cached_tokens", 0))
+
+        whole_blocks = len(tokens) // BLOCK * BLOCK
+        assert eventually(lambda: predicted() >= whole_blocks - 1, "the events to be followed")
+
+
+def _parsed(raw: bytes) -> Request:
+
+    return parse_object(json.loads(raw), 0)[0]
