@@ -85,3 +85,21 @@ class PrefixCache(_core.PrefixCache):
             pin_budget=pin_budget,
             manual_clock=manual_clock,
         )
+
+    @staticmethod
+    def like_vllm(num_blocks: int, block_size: int = 16) -> _core.VllmCache:
+        """A cache that hits and evicts exactly as vLLM 0.32 does, for predictions.
+
+        Whole blocks only, registered when allocated; the last token's block is computed again; a finished request's
+        blocks join one free queue, last block first; equal blocks are all kept. Of `num_blocks`, vLLM sets one aside.
+        Its requests take the calls of a :class:`Sequence` that decide about hits: allocate, append, commit, release.
+        """
+        return _core.VllmCache(num_blocks, block_size)
+
+    @staticmethod
+    def like_sglang(num_pages: int, page_size: int = 1) -> _core.SglangCache:
+        """A cache that hits and evicts exactly as SGLang 0.5.23's radix cache with the policy lru, for predictions.
+
+        Whole pages only; every look-up touches its path; leaves are evicted whole, by last access.
+        """
+        return _core.SglangCache(num_pages, page_size)
