@@ -19,7 +19,7 @@ from caudex.simulate import (
     Workload,
     find_gpu,
     find_model,
-    read_hash_trace,
+    read_workload,
 )
 
 TRACE = Path(__file__).parents[1] / "cache" / "data" / "mooncake_conversation.head.jsonl.gz"
@@ -116,7 +116,7 @@ def test_every_request_ends_once_and_the_sums_close(
 
 
 def test_the_same_seed_gives_the_same_result_to_the_bit() -> None:
-    workload = read_hash_trace(TRACE, 400)
+    workload = read_workload(TRACE, limit=400)
     cost = RooflineModel(find_model("Llama-3.1-8B"), find_gpu("H100"))
     changes = (FleetChange(20.0, "kill", 1), FleetChange(60.0, "join", 1))
 
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_result_to_the_bit() -> None:
 
 
 def test_cost_beats_round_robin_on_a_real_trace() -> None:
-    workload = read_hash_trace(TRACE)
+    workload = read_workload(TRACE)
     cost = RooflineModel(find_model("Llama-3.1-8B"), find_gpu("H200"))
     limits = ReplicaLimits(cost.kv_capacity_tokens() // workload.block_size, workload.block_size)
     figures = {

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from caudex.routing import make_policy
-from caudex.simulate import Workload, read_hash_trace, replay_sequentially
+from caudex.simulate import Workload, read_workload, replay_sequentially
 
 TRACE = Path(__file__).parents[1] / "cache" / "data" / "mooncake_conversation.head.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    return read_hash_trace(TRACE)
+    return read_workload(TRACE)
 
 
 def hits_of_a_plain_cache(workload: Workload, num_blocks: int, every: int, start: int) -> int:

@@ -30,6 +30,8 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 @click.option("--eviction", default="lru", show_default=True, help="Eviction policy of the replicas' caches.")
 @click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(1))
 @click.option("--max-num-batched-tokens", default=8_192, show_default=True, type=click.IntRange(1))
+@click.option("--tokenizer", help="Of a log of text: a folder, hub id, tiktoken name, or `bytes` (the default).")
+@click.option("--block-size", default=16, show_default=True, type=click.IntRange(1), help="Where the trace has none.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many requests.")
 @click.option("--speed", type=click.FloatRange(0, min_open=True), help="Arrivals so many times as fast.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Poisson arrivals, so many a second.")
@@ -43,16 +45,19 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also writes all figures here."
 )
 def command(trace: Path, policies: str, json_path: Path | None, **options: Any) -> None:
-    """Replay a hash TRACE over a fleet of replicas and compare routing policies.
+    """Replay a request log or hash TRACE over a fleet of replicas and compare routing policies.
 
     Every replica runs the real cache at its real capacity; time comes from a roofline of --model on --gpu, or from
     measured steps (--fit).
     """
-    from caudex.simulate import read_hash_trace
+    from caudex.simulate import read_workload
+    from caudex.trace.errors import TraceError
 
     try:
         names = _policy_names(policies)
-        workload = read_hash_trace(trace, options["limit"])
+        workload = read_workload(
+            trace, tokenizer=options["tokenizer"], block_size=options["block_size"], limit=options["limit"]
+        )
         if options["rate"] is not None:
             workload = workload.open_loop(options["rate"], options["seed"])
         elif options["speed"] is not None:
@@ -62,7 +67,7 @@ def command(trace: Path, policies: str, json_path: Path | None, **options: Any) 
             figures = _sequential(workload, names, capacity, options)
         else:
             figures = _timed(workload, names, cost, capacity, options)
-    except ValueError as error:
+    except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     _print_table(figures, sequential=options["sequential"])
     if json_path is not None:

@@ -10,7 +10,7 @@ from caudex.simulate.hardware import GPUS, MODELS, Gpu, ModelShape, find_gpu, fi
 from caudex.simulate.replica import ReplicaLimits
 from caudex.simulate.result import SimulationResult, Slo
 from caudex.simulate.sequential import SequentialResult, replay_sequentially
-from caudex.simulate.workload import Workload, read_hash_trace
+from caudex.simulate.workload import Workload, read_workload
 
 __all__ = [
     "GPUS",
@@ -32,6 +32,6 @@ __all__ = [
     "find_model",
     "fit_cost_model",
     "read_fit",
-    "read_hash_trace",
+    "read_workload",
     "replay_sequentially",
 ]

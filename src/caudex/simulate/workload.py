@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from caudex.trace.chain import every_block, prefix_hashes, seed_of
 
 _MAX_TOKEN_ID = 2**31 - 2
 
 
-class _HashRequest(msgspec.Struct):
-    hash_ids: list[int]
+DEFAULT_OUTPUT_TOKENS = 128
+"""For requests whose log does not say how much was generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    arrival: float
+    path: NDArray[np.int32]
     input_length: int
-    output_length: int = 1
-    timestamp: float = 0.0
-    block_size: int = 512
-    session_id: str | int | None = None
+    output_length: int
+    session: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,49 +81,52 @@ class Workload:
         return hits
 
 
-def read_hash_trace(path: Path, limit: int | None = None) -> Workload:
-    """Reads a hash trace (Mooncake, kv-cache-tester): JSON Lines, gzipped or not, with `hash_ids`, `input_length`,
-    `output_length`, `timestamp` in milliseconds, `block_size`. ValueError names the line that is not so."""
-    rows: list[_HashRequest] = []
-    decoder = msgspec.json.Decoder(_HashRequest)
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if limit is not None and len(rows) >= limit:
-                break
-            if line.strip():
-                rows.append(_decoded(decoder, line, path, number))
+def read_workload(
+    path: Path, *, tokenizer: str | None = None, block_size: int = 16, limit: int | None = None
+) -> Workload:
+    """Reads any log or trace that `caudex.trace` reads; prompts that are text or tokens are cut into blocks of
+    `block_size`. Requests without a time arrive one a second, those without an output length make
+    DEFAULT_OUTPUT_TOKENS tokens. TraceError where the log cannot be read, ValueError where it is empty."""
+    from caudex.trace.log import open_log
+
+    log = open_log(path, tokenizer=tokenizer, limit=limit)
+    size = log.info.block_size or block_size
+    rows: list[_Row] = []
+    dense: dict[int, int] = {}
+    for batch in log.batches:
+        rows.extend(_rows(batch.to_pydict(), log.info.kind, size, dense, len(rows)))
     if not rows:
         raise ValueError(f"{path} has no requests")
-    sizes = {row.block_size for row in rows}
-    if len(sizes) > 1:
-        raise ValueError(f"{path} mixes block sizes {sorted(sizes)}")
-    return _workload(rows)
+    return _workload(rows, size)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_HashRequest], line: bytes, path: Path, number: int) -> _HashRequest:
-    try:
-        row = decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}, line {number}: {error}") from error
-    if row.input_length < 1 or row.output_length < 0 or row.block_size < 1:
-        raise ValueError(f"{path}, line {number}: lengths must be positive")
-    return row
+def _rows(columns: dict[str, Any], kind: str, size: int, dense: dict[int, int], first: int) -> Iterator[_Row]:
+    prompts = columns["block_ids" if kind == "blocks" else "token_ids"]
+    for i, prompt in enumerate(prompts):
+        length = max(1, columns["input_length"][i])
+        hashes = np.asarray(prompt, dtype=np.int64)
+        if kind == "tokens":
+            namespace = (columns[name][i] or "" for name in ("model", "lora", "salt"))
+            hashes = every_block(prefix_hashes(hashes, seed_of(*namespace)), size)
+        path = [dense.setdefault(block, len(dense)) for block in hashes[: length // size].tolist()]
+        time = columns["timestamp"][i]
+        yield _Row(
+            float(first + i) if time is None else time,
+            np.array(path, dtype=np.int32),
+            length,
+            columns["output_length"][i] or DEFAULT_OUTPUT_TOKENS,
+            columns["session"][i],
+        )
 
 
-def _workload(rows: list[_HashRequest]) -> Workload:
-    rows = sorted(rows, key=lambda row: row.timestamp)
-    block_size = rows[0].block_size
-    dense: dict[int, int] = {}
-    paths = []
-    for row in rows:
-        whole = row.hash_ids[: row.input_length // block_size]
-        paths.append(np.array([dense.setdefault(block, len(dense)) for block in whole], dtype=np.int32))
-    arrivals = np.array([row.timestamp for row in rows]) / 1_000.0
+def _workload(rows: list[_Row], block_size: int) -> Workload:
+    rows = sorted(rows, key=lambda row: row.arrival)
+    arrivals = np.array([row.arrival for row in rows])
     return Workload(
-        paths,
+        [row.path for row in rows],
         arrivals - arrivals[0],
         np.array([row.input_length for row in rows], dtype=np.int64),
-        np.array([max(1, row.output_length) for row in rows], dtype=np.int64),
+        np.array([row.output_length for row in rows], dtype=np.int64),
         block_size,
-        [None if row.session_id is None else str(row.session_id) for row in rows],
+        [row.session for row in rows],
     )
