@@ -159,7 +159,7 @@ def _print_table(figures: list[dict[str, Any]], *, sequential: bool) -> None:
     from rich.table import Table
 
     table = Table()
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     headers = ["hit rate", "imbalance"]
     if not sequential:
         headers += ["TTFT p50 s", "p90", "p99", "TPOT p50 ms", "p99", "in SLO", "good req/s", "recomputed"]
@@ -173,7 +173,7 @@ def _print_table(figures: list[dict[str, Any]], *, sequential: bool) -> None:
             cells += [f"{row['slo_share']:.1%}", f"{row['goodput_requests_per_second']:.2f}"]
             cells.append(f"{row['recomputed_tokens'] / 1e6:.1f}M")
         table.add_row(*cells)
-    Console(width=None if Console().is_terminal else 120).print(table)
+    Console(width=None if Console().is_terminal else 140).print(table)
     refused = max((row.get("refused", 0) for row in figures), default=0)
     if refused:
         click.echo(f"{refused} requests were refused: they do not fit a replica, or none was left", err=True)
