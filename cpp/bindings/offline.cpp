@@ -54,21 +54,27 @@ offline::Progress to_progress(nb::object callback) {
 }
 
 nb::tuple replay(const Input<Token>& tokens, const Input<std::int64_t>& offsets,
-                 const Input<std::int64_t>& prompt_lengths, const Input<std::int64_t>& kept_lengths,
-                 const Input<double>& times, const std::optional<Input<std::int64_t>>& unseen_output,
+                 const Input<std::int64_t>& prompt_lengths, const std::optional<Input<std::int64_t>>& hit_limits,
+                 const Input<std::int64_t>& kept_lengths, const Input<double>& times, const std::optional<Input<std::int64_t>>& unseen_output,
                  const std::optional<Input<std::int64_t>>& tenants, std::int64_t num_blocks, std::int64_t block_size,
                  const std::string& index, nb::handle policy, const std::string& sharing, std::int64_t k,
-                 nb::object progress) {
-  const CacheOptions options = make_options(num_blocks, block_size, index, policy, "fold64", 0, {}, sharing, k, {});
+                 double tokens_per_id, nb::object progress) {
+  CacheOptions options = make_options(num_blocks, block_size, index, policy, "fold64", 0, {}, sharing, k, {});
+  options.tokens_per_id = tokens_per_id;
   const std::size_t num_requests = prompt_lengths.shape(0);
   if (offsets.shape(0) != num_requests + 1 || kept_lengths.shape(0) != num_requests || times.shape(0) != num_requests) {
     throw nb::value_error("the columns of the trace differ in length");
   }
-  offline::TokenTrace trace{tokens.data(),        offsets.data(), prompt_lengths.data(), kept_lengths.data(), times.data(),
-                            data_or_null(unseen_output, num_requests, "unseen_output"),
-                            data_or_null(tenants, num_requests, "tenants"),
-                            nullptr,
-                            static_cast<std::int64_t>(num_requests)};
+  const offline::TokenTrace trace{tokens.data(),
+                                  offsets.data(),
+                                  prompt_lengths.data(),
+                                  data_or_null(hit_limits, num_requests, "hit_limits"),
+                                  kept_lengths.data(),
+                                  times.data(),
+                                  data_or_null(unseen_output, num_requests, "unseen_output"),
+                                  data_or_null(tenants, num_requests, "tenants"),
+                                  nullptr,
+                                  static_cast<std::int64_t>(num_requests)};
   const offline::Progress report = to_progress(progress);
   offline::ReplayResult result;
   {
@@ -105,9 +111,9 @@ void bind_offline(nb::module_& m) {
       .def("knots", &knots, "group"_a)
       .def_prop_ro("num_distinct_blocks", &offline::HitCurve::num_distinct_blocks);
 
-  m.def("replay", &replay, "tokens"_a, "offsets"_a, "prompt_lengths"_a, "kept_lengths"_a, "times"_a,
+  m.def("replay", &replay, "tokens"_a, "offsets"_a, "prompt_lengths"_a, "hit_limits"_a.none(), "kept_lengths"_a, "times"_a,
         "unseen_output"_a.none(), "tenants"_a.none(), "num_blocks"_a, "block_size"_a, "index"_a, "policy"_a,
-        "sharing"_a, "k"_a, "progress"_a.none());
+        "sharing"_a, "k"_a, "tokens_per_id"_a, "progress"_a.none());
 
   m.def(
       "clairvoyant_hits",

@@ -62,6 +62,8 @@ class Ghosts {
 
   void clear() { *this = Ghosts(ring_.size()); }
 
+  std::size_t size() const { return size_; }  // how many are remembered
+
  private:
   static constexpr std::size_t kAhead = 8;
 
@@ -84,7 +86,10 @@ class Ghosts {
     return i;
   }
 
-  void index(std::uint32_t entry) { table_[locate(ring_[entry])] = entry + 1; }
+  void index(std::uint32_t entry) {
+    table_[locate(ring_[entry])] = entry + 1;
+    ++size_;
+  }
 
   void unindex(std::uint32_t entry) {
     std::size_t hole = home(ring_[entry]);
@@ -96,6 +101,7 @@ class Ghosts {
       hole = i;
     }
     table_[hole] = 0;
+    --size_;
   }
 
   LazyArray<std::uint64_t> ring_;
@@ -104,6 +110,7 @@ class Ghosts {
   LazyArray<std::uint32_t> table_;  // entry + 1, 0 when empty
   std::size_t next_ = 0;
   std::size_t num_ever_used_ = 0;
+  std::size_t size_ = 0;
 };
 
 }  // namespace caudex

@@ -38,7 +38,8 @@ struct Request {
 struct PolicyContext {
   const NodeStore& nodes;
   const BlockPool& pool;
-  const double& now;  // seconds on the cache's clock
+  const double& now;           // seconds on the cache's clock
+  double tokens_per_id = 1.0;  // more than one in a replay of block ids
 };
 
 // An eviction policy chooses which unpinned leaf loses its last block next. The tree calls these verbs, one at a time
@@ -70,7 +71,7 @@ struct PolicyContext {
 // All state that outlives a node (ghosts, sessions, learned rates) belongs to the policy; bound it by the pool's size.
 class Policy {
  public:
-  explicit Policy(PolicyContext context) : nodes(context.nodes), pool(context.pool), now(context.now) {}
+  explicit Policy(const PolicyContext& context) : nodes(context.nodes), pool(context.pool), now(context.now), tokens_per_id(context.tokens_per_id) {}
   virtual ~Policy() = default;
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
@@ -96,10 +97,12 @@ class Policy {
   const NodeStore& nodes;
   const BlockPool& pool;
   const double& now;
+  const double tokens_per_id;
 };
 
-// Makes the policy of that name. Throws std::invalid_argument that lists the known names.
-std::unique_ptr<Policy> make_policy(const std::string& name, PolicyContext context);
+// Makes the policy of that name, which may carry a parameter: "ttl:300". Throws std::invalid_argument that lists the
+// known names, or says that this one takes no parameter.
+std::unique_ptr<Policy> make_policy(const std::string& name, const PolicyContext& context);
 std::vector<std::string> policy_names();
 
 }  // namespace caudex

@@ -34,6 +34,7 @@ struct CacheOptions {
   Sharing sharing = Sharing::kIsolated;
   std::uint32_t k = 0;           // for Sharing::kAnonymous
   std::uint32_t pin_budget = 0;  // blocks that pin() may hold altogether
+  double tokens_per_id = 1.0;    // what a token id stands for: more than one in a replay of block ids
 };
 
 // What a request asks for.

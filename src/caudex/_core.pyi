@@ -345,6 +345,7 @@ def replay(
     tokens: NDArray[np.int32],
     offsets: NDArray[np.int64],
     prompt_lengths: NDArray[np.int64],
+    hit_limits: NDArray[np.int64] | None,
     kept_lengths: NDArray[np.int64],
     times: NDArray[np.float64],
     unseen_output: NDArray[np.int64] | None,
@@ -352,9 +353,10 @@ def replay(
     num_blocks: int,
     block_size: int,
     index: str,
-    policy: str,
+    policy: object,
     sharing: str,
     k: int,
+    tokens_per_id: float,
     progress: Callable[[int], None] | None,
 ) -> tuple[NDArray[np.int64], CacheStats, int]: ...
 def clairvoyant_hits(

@@ -18,8 +18,8 @@ def test_every_request_equals_a_simulated_oracle(trace: BlockTrace) -> None:
 
 
 def test_real_trace() -> None:
-    trace = excerpt("mooncake_synthetic.head").select(slice(0, 150))
-    for bound in clairvoyant(trace, [500, 2000]):
+    trace = excerpt("mooncake_synthetic.head").select(slice(0, 60))
+    for bound in clairvoyant(trace, [500, 1000]):
         assert bound.hit_blocks.tolist() == clairvoyant_hits(trace, bound.capacity)
 
 

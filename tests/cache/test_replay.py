@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,10 +10,12 @@ from hypothesis import strategies as st
 from tests.cache.block_traces import block_traces, excerpt
 from tests.cache.offline_twin import clairvoyant_hits, lru_hits, paths
 
-from caudex.cache import PrefixCache, policy_names
+from caudex.cache import EndedRequest, Policy, PrefixCache, policy_names
 from caudex.cache.block_trace import BlockTrace
 from caudex.cache.replay import ReplaySettings, replay
 from caudex.cache.token_trace import TokenTrace
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @st.composite
@@ -39,7 +44,7 @@ def test_lru_on_a_real_trace(index: str) -> None:
         assert (result.hit_tokens // trace.block_size).tolist() == expected
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(block_traces(), st.integers(1, 40), st.sampled_from(policy_names()))
 def test_no_policy_beats_the_clairvoyant_one(trace: BlockTrace, capacity: int, policy: str) -> None:
     (result,) = replay(trace, [ReplaySettings(capacity, policy=policy)])
@@ -95,6 +100,47 @@ def test_an_error_in_the_callback_stops_all_runs() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replay(excerpt("mooncake_synthetic.head"), [ReplaySettings(100), ReplaySettings(200)], progress=fail)
+
+
+class Oldest(Policy):
+    """LRU once more, in Python."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, int] = {}
+        self.leaves: set[int] = set()
+
+    def end_request(self, request: EndedRequest, path: list[int]) -> None:
+        for node in path:
+            self.last[node] = request.serial
+
+    def offer(self, node: int) -> None:
+        if self.nodes.is_leaf(node):
+            self.leaves.add(node)
+
+    def withdraw(self, node: int) -> None:
+        self.leaves.discard(node)
+
+    def split(self, upper: int, lower: int) -> None:
+        self.last[upper] = self.last.get(lower, 0)
+
+    def merge(self, upper: int, lower: int) -> bool:
+        return self.last.get(upper) == self.last.get(lower)
+
+    def victim(self) -> int:
+        return min(self.leaves, key=self.last.__getitem__)
+
+
+@settings(deadline=None, max_examples=30)
+@given(block_traces(), st.integers(1, 30))
+def test_a_policy_in_python_runs_where_a_built_in_one_does(trace: BlockTrace, capacity: int) -> None:
+    built_in, python = replay(trace, [ReplaySettings(capacity), ReplaySettings(capacity, policy=Oldest())])
+    assert python.hit_tokens.tolist() == built_in.hit_tokens.tolist()
+
+
+def test_the_example_of_a_policy_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "eviction_policy.py"), run_name="__main__")
+    rates = [float(line.rsplit(maxsplit=1)[1].rstrip("%")) for line in capsys.readouterr().out.splitlines()]
+    assert rates[1] > rates[0], "it beats LRU on the traffic that it was made for"
 
 
 @pytest.mark.parametrize(

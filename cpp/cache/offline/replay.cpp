@@ -32,7 +32,7 @@ std::int64_t run(PrefixCache& cache, Sequence& sequence, const TokenTrace& trace
     cache.commit(sequence, static_cast<std::size_t>(kept));
   }
   cache.release(sequence);
-  return hit;
+  return trace.hit_limits == nullptr ? hit : std::min(hit, trace.hit_limits[i]);
 }
 
 }  // namespace

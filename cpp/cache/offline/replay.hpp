@@ -14,6 +14,7 @@ struct TokenTrace {
   const Token* tokens;
   const std::int64_t* offsets;         // num_requests + 1, non-decreasing from 0
   const std::int64_t* prompt_lengths;  // at most the request's length
+  const std::int64_t* hit_limits;      // tokens that count as served at most; null: as the cache has it
   const std::int64_t* kept_lengths;    // leading tokens whose KV is written, so that they can be matched later
   const double* times;                 // seconds
   const std::int64_t* unseen_output;   // tokens generated but not in the log; null: none

@@ -5,7 +5,7 @@
 
 namespace caudex {
 
-GittinsPolicy::GittinsPolicy(PolicyContext context)
+GittinsPolicy::GittinsPolicy(const PolicyContext& context)
     : Policy(context),
       ghosts_(kGhostsPerBlock * context.pool.num_blocks()),
       strip_of_(ReuseClass::kCount * ReuseRates::kRiskLevels) {}

@@ -32,7 +32,7 @@ namespace caudex {
 // Not for: caches so small that each request evicts the one before, or traffic without repetition.
 class GittinsPolicy final : public Policy {
  public:
-  explicit GittinsPolicy(PolicyContext context);
+  explicit GittinsPolicy(const PolicyContext& context);
 
   void end_request(const Request& request) override;
   void offer(NodeId node) override;

@@ -16,22 +16,37 @@ from caudex._core import (
 )
 from caudex._core import CacheSequence as Sequence
 from caudex.cache.policy import Policy
+from caudex.cache.block_trace import BlockTrace
+from caudex.cache.clairvoyant import ClairvoyantBound, clairvoyant
+from caudex.cache.hit_curve import HitCurve, hit_curve, hit_curves
 from caudex.cache.prefix_cache import PrefixCache
+from caudex.cache.replay import ReplayResult, ReplaySettings, replay
+from caudex.cache.token_trace import TokenTrace
 
 __all__ = [
     "BlockCopy",
+    "BlockTrace",
     "CacheStats",
+    "ClairvoyantBound",
     "EndedRequest",
     "Explanation",
+    "HitCurve",
     "Match",
     "Occupancy",
     "OutOfBlocks",
     "Pin",
     "Policy",
     "PrefixCache",
+    "ReplayResult",
+    "ReplaySettings",
     "Sequence",
     "SessionHints",
+    "TokenTrace",
     "block_keys",
+    "clairvoyant",
     "hasher_names",
+    "hit_curve",
+    "hit_curves",
     "policy_names",
+    "replay",
 ]

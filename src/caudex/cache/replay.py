@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from caudex import _core
 from caudex.cache.block_trace import BlockTrace
+from caudex.cache.policy import Policy
 from caudex.cache.prefix_cache import Index, Sharing
 from caudex.cache.token_trace import TokenTrace
 
@@ -25,7 +26,8 @@ class ReplaySettings:
     """A cache to run a log through."""
 
     num_blocks: int
-    policy: str = "lru"
+    policy: str | Policy = "lru"
+    """A name with its parameter, if any ("ttl:300"), or a policy in Python, which serves this run alone."""
     index: Index = "radix"
     block_size: int = 16
     """Tokens a block. A log of block ids has its own block size, and ignores this one."""
@@ -62,6 +64,7 @@ class _Columns:
     tokens: NDArray[np.int32]
     offsets: NDArray[np.int64]
     prompt_lengths: NDArray[np.int64]
+    hit_limits: NDArray[np.int64] | None
     kept_lengths: NDArray[np.int64]
     times: NDArray[np.float64]
     unseen_output: NDArray[np.int64] | None
@@ -100,6 +103,7 @@ def _run(columns: _Columns, settings: ReplaySettings, meter: _Meter, run: int) -
         columns.tokens,
         columns.offsets,
         columns.prompt_lengths,
+        columns.hit_limits,
         columns.kept_lengths,
         columns.times,
         columns.unseen_output,
@@ -110,6 +114,7 @@ def _run(columns: _Columns, settings: ReplaySettings, meter: _Meter, run: int) -
         settings.policy,
         settings.sharing,
         settings.k,
+        columns.tokens_per_slot,
         lambda done: meter.advance(run, done),
     )
     return ReplayResult(
@@ -128,6 +133,7 @@ def _token_columns(trace: TokenTrace) -> _Columns:
         tokens=trace.tokens,
         offsets=trace.offsets,
         prompt_lengths=trace.prompt_lengths,
+        hit_limits=None,
         # The last generated token is never fed back, so its KV is not written.
         kept_lengths=np.where(lengths > trace.prompt_lengths, lengths - 1, lengths),
         times=_times(trace),
@@ -140,24 +146,24 @@ def _token_columns(trace: TokenTrace) -> _Columns:
 
 
 def _block_columns(trace: BlockTrace) -> _Columns:
-    """Lay out full blocks as tokens, and a token that is never kept for what must be computed beyond them.
+    """Lay out each request's full blocks as tokens, and one token more, which is never kept.
 
-    The cache leaves one token to compute. Where the prompt ends inside a block, that is in the partial block; where
-    it ends with a full one, that block is computed again.
+    The cache leaves the last token of a prompt to compute: here that one. A prompt that ends with a full block computes
+    it again, which is not a hit; but its copy in the cache, if there is one, is the request's own and protected.
     """
     full = trace.num_full_blocks
-    has_rest = trace.input_lengths > full * trace.block_size
-    lengths = full + has_rest
+    lengths = full + 1
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    is_rest = np.zeros(offsets[-1], dtype=bool)
-    is_rest[offsets[1:][has_rest] - 1] = True
+    is_last = np.zeros(offsets[-1], dtype=bool)
+    is_last[offsets[1:] - 1] = True
     source = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1] - offsets[:-1], lengths)
-    tokens = np.full(offsets[-1], _REST, dtype=np.int32)
-    tokens[~is_rest] = _dense(trace.block_ids)[source[~is_rest]]
+    tokens = np.zeros(offsets[-1], dtype=np.int32)
+    tokens[~is_last] = _dense(trace.block_ids)[source[~is_last]]
     return _Columns(
         tokens=tokens,
         offsets=offsets,
         prompt_lengths=lengths,
+        hit_limits=np.minimum(full, np.maximum(trace.input_lengths - 1, 0) // trace.block_size),
         kept_lengths=full,
         times=_times(trace),
         unseen_output=trace.output_lengths,
@@ -166,9 +172,6 @@ def _block_columns(trace: BlockTrace) -> _Columns:
         tokens_per_slot=trace.block_size,
         prompt_tokens=trace.prompt_tokens,
     )
-
-
-_REST = 0
 
 
 def _dense(block_ids: NDArray[np.int64]) -> NDArray[np.int32]:
