@@ -69,9 +69,9 @@ def test_a_planted_breaker_is_the_first_finding(name: str, tau_bodies: list[dict
 EXACTLY_UNDONE = [
     "clock_in_the_middle", "clock_at_the_end", "epoch_at_the_head", "clock_in_a_tool", "clock_in_history",
     "uuid_at_the_head", "nonce_in_the_middle", "counter", "session_id_head", "user_name_middle", "tools_shuffled",
-    "tool_keys_shuffled", "tools_chosen_by_request", "history_truncated", "history_summarized", "tool_results_cleared",
-    "history_respaced", "arguments_reserialized", "reasoning_content_stripped", "whitespace_drift", "ab_test_by_request",
-    "salted_by_session", "lora_mix", "model_mix",
+    "tool_keys_shuffled", "tools_chosen_by_request", "history_truncated", "history_summarized",
+    "tool_results_cleared", "history_respaced", "arguments_reserialized", "reasoning_content_stripped",
+    "whitespace_drift", "ab_test_by_request", "salted_by_session", "lora_mix", "model_mix",
 ]  # fmt: skip
 """Mutants whose mend gives back the clean log, but for the planted value itself."""
 

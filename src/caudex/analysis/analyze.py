@@ -24,7 +24,7 @@ from caudex.analysis.kv_size import kv_size
 from caudex.analysis.measure import Measured, Meter
 from caudex.analysis.mended import measure_mended
 from caudex.analysis.models import find_gpu
-from caudex.analysis.policies import DEFAULT_POLICIES, PolicyReplay
+from caudex.analysis.policies import check_policies, default_policies
 from caudex.analysis.repetition import groups, repetition
 from caudex.analysis.replicas import routing_rows
 from caudex.analysis.results import Analysis, Breaker, ReadSummary, RecoveredTemplate, SharedPrefix
@@ -81,6 +81,7 @@ def analyze(
         ValueError: an option's value is not possible; the message names it.
     """
     _check(block_size, replicas, prefill_rate)
+    compared = check_policies(policies) if policies else default_policies()
     kv = None if model is None else kv_size(model, kv_dtype)
     device = None if gpu is None else find_gpu(gpu)
     corpus = Corpus()
@@ -96,8 +97,7 @@ def analyze(
     rate, _ = prefill_speed(kv, device, prefill_rate)
     wanted = [_capacity(value, size, kv) for value in capacities] if capacities else default_capacities(curve)
     stage("policies")
-    policy_replay = PolicyReplay(measured.trace)
-    rows = curve_rows(measured, curve, wanted, policies or DEFAULT_POLICIES, kv, policy_replay.hit_rate)
+    rows = curve_rows(measured, curve, wanted, compared, kv, progress)
     needed = capacity_rows(curve, kv)
     pool = pool_blocks_on(device, kv, size) if kv is not None and device is not None else None
     pool_for_tiers = pool if pool is not None else needed[0].capacity_blocks

@@ -10,13 +10,13 @@ import numpy as np
 
 from caudex.analysis.kv_size import KvSize
 from caudex.analysis.measure import Measured
+from caudex.analysis.policies import CLAIRVOYANT, LRU, policy_hit_rates
 from caudex.analysis.tables import Table
 from caudex.cache.clairvoyant import clairvoyant
 from caudex.cache.hit_curve import HitCurve
 
 SHARES_OF_CEILING = (0.90, 0.95, 0.99)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 512)
-CLAIRVOYANT = "clairvoyant"
 DEFAULT_POINTS = 10
 CURVE_POINTS = 300
 
@@ -95,7 +95,7 @@ def curve_rows(
     capacities: Sequence[int],
     policies: Sequence[str],
     kv: KvSize | None,
-    replay_policy: Callable[[str, int], float],
+    progress: Callable[[int, int], None] | None = None,
 ) -> Table[CurveRow]:
     """LRU from the exact curve, other policies by replaying the log, and the clairvoyant bound, at each capacity."""
     size = measured.trace.block_size
@@ -103,10 +103,9 @@ def curve_rows(
     def row(policy: str, capacity: int, rate: float) -> CurveRow:
         return CurveRow(policy, size, capacity, gib(capacity, size, kv), rate)
 
-    rows = [row("lru", capacity, curve.hit_rate(capacity)) for capacity in capacities]
-    for policy in policies:
-        if policy not in {"lru", CLAIRVOYANT}:
-            rows += [row(policy, capacity, replay_policy(policy, capacity)) for capacity in capacities]
+    rows = [row(LRU, capacity, curve.hit_rate(capacity)) for capacity in capacities]
+    rates = policy_hit_rates(measured.trace, policies, capacities, progress)
+    rows += [row(policy, capacity, rate) for (policy, capacity), rate in rates.items()]
     rows += [row(CLAIRVOYANT, bound.capacity, bound.hit_rate) for bound in clairvoyant(measured.trace, capacities)]
     return Table(rows)
 

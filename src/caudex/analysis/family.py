@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from caudex.analysis.align import differences, is_glue, similarity
+from caudex.analysis.align import differences, is_glue, lines_of, resemblance, similarity
 
 MIN_SIMILARITY = 0.5
-MAX_SAMPLES = 48
-MAX_FAMILIES = 16
+MAX_SAMPLES = 32
+FEW_LINES = 8
+MAX_FAMILIES = 8
 _WORD_BEFORE = re.compile(r"[\w:.\-/+@]*$")
 _WORD_AFTER = re.compile(r"[\w:.\-/+@]*")
 
@@ -90,16 +91,23 @@ def _sample_members(reference: str, texts: Counter[str]) -> list[str]:
     others = [text for text in texts if text != reference]
     step = max(1, len(others) // (2 * MAX_SAMPLES))
     members: list[str] = []
+    lines = lines_of(reference)
     for text in others[::step]:
         if len(members) == MAX_SAMPLES:
             break
-        shorter, longer = sorted((len(text), len(reference)))
-        if (
-            shorter >= MIN_SIMILARITY * longer
-            and similarity(reference, text, differences(reference, text)) >= MIN_SIMILARITY
-        ):
-            members.append(text)
+        if _may_resemble(reference, lines, text):
+            spans = differences(reference, text)
+            if similarity(reference, text, spans) >= MIN_SIMILARITY:
+                members.append(text)
     return members
+
+
+def _may_resemble(reference: str, lines: Counter[str], text: str) -> bool:
+    """Whether a full comparison is worth its time. Texts of few lines are compared anyway: they differ within lines."""
+    shorter, longer = sorted((len(text), len(reference)))
+    if shorter < MIN_SIMILARITY * longer:
+        return False
+    return len(lines) < FEW_LINES or resemblance(lines, lines_of(text)) >= 0.5 * MIN_SIMILARITY
 
 
 def _template_of(reference: str, members: list[str]) -> Template | None:

@@ -40,7 +40,6 @@ class Measured:
     timestamps: npt.NDArray[np.float64]
     """Seconds; NaN where the log has none."""
     distinct_tokens: int
-    conflicting_ids: int
 
     @property
     def lengths(self) -> Int64Array:
@@ -158,7 +157,6 @@ class Meter:
             replicas=rows["replica"],
             timestamps=timestamps,
             distinct_tokens=len(self._seen) * self._unit,
-            conflicting_ids=0,
         )
 
 

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from caudex.cache import policy_names
 from caudex.cache.block_trace import BlockTrace
+from caudex.cache.replay import ReplaySettings, replay
 
-DEFAULT_POLICIES = ("lru",)
+LRU, CLAIRVOYANT = "lru", "clairvoyant"
 
 
-class PolicyReplay:
-    """Replays one log under several policies."""
+def default_policies() -> list[str]:
+    """Every policy the cache has."""
+    return list(policy_names())
 
-    def __init__(self, trace: BlockTrace) -> None:
-        self._trace = trace
 
-    def hit_rate(self, policy: str, capacity: int) -> float:
-        raise ValueError(f"policy is {policy!r}; known are lru and clairvoyant")
+def check_policies(policies: Sequence[str]) -> list[str]:
+    """`policies` without repeats. Raises ValueError that names an unknown one and lists the known."""
+    known = [*policy_names(), CLAIRVOYANT]
+    for policy in policies:
+        if policy not in known:
+            raise ValueError(f"policy is {policy!r}; known are {', '.join(known)}")
+    return list(dict.fromkeys(policies))
+
+
+def policy_hit_rates(
+    trace: BlockTrace,
+    policies: Sequence[str],
+    capacities: Sequence[int],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[tuple[str, int], float]:
+    """Hit rates by (policy, capacity): the log run through the real cache, once for each, several at a time.
+
+    LRU and the clairvoyant bound are left out; one exact pass gives those at every capacity. Capacities of no block
+    serve nothing and are not run.
+    """
+    wanted = [policy for policy in policies if policy not in {LRU, CLAIRVOYANT}]
+    settings = [ReplaySettings(num_blocks, policy) for policy in wanted for num_blocks in capacities if num_blocks > 0]
+    results = replay(trace, settings, progress) if settings else []
+    rates = {(result.settings.policy, result.settings.num_blocks): result.hit_rate for result in results}
+    return {(policy, capacity): rates.get((policy, capacity), 0.0) for policy in wanted for capacity in capacities}

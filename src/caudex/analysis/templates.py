@@ -14,6 +14,9 @@ from caudex.trace.request import Request
 
 MAX_TEMPLATES = 6
 MIN_REQUESTS = 3
+MIN_FIXED_CHARS = 400
+"""Openings of conversations that share less are people's own words, not a program's template."""
+
 SHOWN_PART_CHARS = 400
 
 
@@ -27,7 +30,8 @@ def recover_templates(requests: list[Request], encoder: PromptEncoder, block_siz
             continue
         for family in recover_families(Counter(texts.values())):
             used = sum(family.members.values())
-            if used >= MIN_REQUESTS:
+            fixed = family.template.fixed_chars
+            if used >= MIN_REQUESTS and (site.is_operators or fixed >= MIN_FIXED_CHARS):
                 found.append((site, family, used))
     found.sort(key=lambda item: -item[2])
     return [

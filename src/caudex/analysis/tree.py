@@ -8,8 +8,9 @@ import numpy as np
 
 from caudex.cache.block_trace import BlockTrace
 
-MIN_SHARE = 0.002
+MIN_SHARE = 0.0003
 MAX_NODES = 300
+MAX_CHILDREN = 12
 MAX_DEPTH = 24
 
 
@@ -30,8 +31,8 @@ class PrefixNode:
 
 
 def prefix_tree(trace: BlockTrace) -> list[PrefixNode]:
-    """The roots, the heaviest first; runs used by fewer than two requests or saving under 0.2 % of the prompt tokens
-    are left out. O(log depth) comparisons a request and node."""
+    """The roots, the heaviest first; runs used by fewer than two requests or saving under 0.03 % of the prompt
+    tokens are left out. O(log depth) comparisons a request and node."""
     budget = [MAX_NODES]
     least = MIN_SHARE * max(trace.prompt_tokens, 1)
     everyone = np.flatnonzero(trace.num_full_blocks > 0)
@@ -53,9 +54,10 @@ def _children(
     order = np.argsort(heads, kind="stable")
     bounds = np.flatnonzero(np.diff(heads[order])) + 1
     nodes: list[PrefixNode] = []
-    for group in np.split(longer[order], bounds):
+    groups = sorted(np.split(longer[order], bounds), key=len, reverse=True)
+    for group in groups[:MAX_CHILDREN]:
         if len(group) < 2:
-            continue
+            break
         end = _common_end(trace, group, depth)
         saved = (end - depth) * trace.block_size * (len(group) - 1)
         weight = int(np.minimum(trace.num_full_blocks[group] - depth, 1 << 30).sum()) * trace.block_size

@@ -11,6 +11,7 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 42
+_COLUMN_KEYS = (("hit", "served"), ("new", "computed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def line_plot(
         return "<p class=none>Nothing to plot.</p>"
     scale = _scale(min(xs), max(xs), log_x)
     parts = [_open(title), _y_axis(y_label), _x_axis(_ticks(min(xs), max(xs), log_x), scale, x_label, x_text)]
-    parts += [_mark(mark, scale) for mark in marks if min(xs) <= mark.x <= max(xs)]
+    shown = [mark for mark in marks if min(xs) <= mark.x <= max(xs)]
+    parts += [_mark(mark, scale, row) for row, mark in enumerate(shown)]
     parts += [_line(line, scale, x_text, log_x) for line in series]
     parts.append("</svg>")
     return "".join(parts) + _legend(series)
@@ -72,7 +74,8 @@ def area_plot(
     return (
         "".join(parts)
         + "</svg>"
-        + '<p class=legend><span class="key hit"></span>served <span class="key new"></span>computed</p>'
+    keys = "".join(f'<span class=item><span class="key {key}"></span>{word}</span>' for key, word in _COLUMN_KEYS)
+    return "".join(parts) + f"</svg><p class=legend>{keys}</p>"
     )
 
 
@@ -142,11 +145,12 @@ def _round_step(step: float) -> float:
     return next(times * power for times in (1, 2, 5, 10) if times * power >= step - 1e-12)
 
 
-def _mark(mark: Mark, place: Callable[[float], float]) -> str:
+def _mark(mark: Mark, place: Callable[[float], float], row: int) -> str:
+    """Each label stands on a row of its own, so that near marks do not overprint."""
     x = place(mark.x)
     anchor, shift = ("end", -5) if x > WIDTH * 0.8 else ("start", 5)
     line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    return line + _text("tick", x + shift, HEIGHT - BOTTOM - 8, anchor, mark.label)
+    return line + _text("tick", x + shift, HEIGHT - BOTTOM - 8 - 15 * row, anchor, mark.label)
 
 
 def _line(line: Series, place: Callable[[float], float], x_text: Callable[[float], str], log: bool) -> str:

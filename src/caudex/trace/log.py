@@ -75,7 +75,7 @@ def open_log(
         size = first.block_size or block_size or 0
         info = TraceInfo("blocks", block_size=size, source=reader.report.format)
         schema = schema_of(info)
-        return Log(info, schema, block_batches(requests, schema, size), reader.report)
+        return Log(info, schema, block_batches(requests, schema, size, reader.report.warnings), reader.report)
     loaded, template = load_tokenizer(tokenizer or "bytes", chat_template)
     encoder = PromptEncoder(loaded, RequestRenderer(template))
     has_text = first.token_ids is None

@@ -6,6 +6,7 @@ on in. What a batch holds is said once, in the schema's metadata (`TraceInfo`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -90,14 +91,45 @@ def token_batches(requests: Iterable[Request], encoder: PromptEncoder, schema: A
         yield _record_batch(batch, lengths, _list_array(arrays, np.dtype(np.int32)), schema)
 
 
-def block_batches(requests: Iterable[Request], schema: Any, block_size: int) -> Iterator[Any]:
+class ParentCheck:
+    """Counts block ids that occur after different parents, which prefix-chained ids cannot: the log's hashes are then
+    not chained, or were cut from different places. Keeps 16 bytes a distinct id."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, dtype=np.int64)
+        self._parents = np.zeros(0, dtype=np.int64)
+        self.conflicts = 0
+
+    def add(self, paths: list[Any]) -> None:
+        ids = np.concatenate(paths).astype(np.int64)
+        parents = np.concatenate([np.concatenate([[_NO_PARENT], path[:-1]]) if len(path) else path for path in paths])
+        ids, first = np.unique(np.concatenate([self._ids, ids]), return_index=True)
+        known = np.concatenate([self._parents, parents.astype(np.int64)])
+        self._count(paths, ids, known[first])
+        self._ids, self._parents = ids, known[first]
+
+    def _count(self, paths: list[Any], ids: Any, parents: Any) -> None:
+        for path in paths:
+            if len(path):
+                own = np.concatenate([[_NO_PARENT], path[:-1]]).astype(np.int64)
+                self.conflicts += int((parents[np.searchsorted(ids, path)] != own).sum())
+
+
+_NO_PARENT = -(1 << 62)
+
+
+def block_batches(
+    requests: Iterable[Request], schema: Any, block_size: int, warnings: Counter[str] | None = None
+) -> Iterator[Any]:
     """Requests of a hash trace as record batches of block ids, chained anew.
 
     Ids are chained here whatever the trace claims, so that an id can never match after another parent, and requests of
     other models, adapters or salts never match at all.
     """
+    parents = ParentCheck()
     for batch in in_batches(requests, 256):
         arrays = []
+        paths = []
         for request in batch:
             if request.hash_ids is None:
                 raise TraceError(
@@ -108,11 +140,25 @@ def block_batches(requests: Iterable[Request], schema: Any, block_size: int) -> 
                     f"line {request.line} has blocks of {request.block_size} tokens, earlier lines of {block_size}; "
                     "split the log by block size"
                 )
-            ids = np.asarray(request.hash_ids, dtype=np.uint64 if min(request.hash_ids, default=0) >= 0 else np.int64)
+            ids = _as_int64(request.hash_ids)
+            paths.append(ids)
             arrays.append(prefix_hashes(ids, seed_of(*request.namespace)))
+        parents.add(paths)
         yield _record_batch(
             batch, [request.input_length or 0 for request in batch], _list_array(arrays, np.dtype(np.int64)), schema
         )
+    if warnings is not None and parents.conflicts:
+        warnings["hash ids occur after different parents; each place is taken for a block of its own"] = (
+            parents.conflicts
+        )
+
+
+def _as_int64(ids: list[int]) -> Any:
+    """Ids of any size and sign as 64-bit ones; larger ones lose their high bits."""
+    try:
+        return np.asarray(ids, dtype=np.int64)
+    except OverflowError:
+        return np.asarray([(item & (2**64 - 1)) for item in ids], dtype=np.uint64).view(np.int64)
 
 
 def _record_batch(batch: list[Request], lengths: list[int], prompts: Any, schema: Any) -> Any:

@@ -29,6 +29,7 @@ _SUMMARY_WORDS = re.compile(
     r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
 )
 
+_WORD_END = re.compile(r"[\w:.\-/+]*$")
 _CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
 HISTORY_TITLES = {
@@ -125,6 +126,7 @@ def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]
     a = _whole_text(change.old[0]) if change.old else ""
     b = _whole_text(change.new[0]) if change.new else ""
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    at -= len(_WORD_END.search(a, max(0, at - 32), at)[0])  # type: ignore[index]
     if not change.new and change.old:
         return (0, a[:160], f"{len(change.old)} messages, from: "), (0, "", "dropped")
     if len(change.old) != len(change.new):
@@ -258,9 +260,14 @@ def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
     pairs = 0
     while i1 + pairs < i2 and j1 + pairs < j2 and _alike(sent[i1 + pairs], turns[j1 + pairs]):
         pairs += 1
-    if i1 + pairs < i2:
+    if i1 + pairs < i2 or _has_grown(sent[i2 - 1], turns[j1 + pairs - 1]):
         return steps
     return [*steps[:-1], _Step("edit", i1, i2, j1, j1 + pairs), _Step("insert", i2, i2, j1 + pairs, j2)]
+
+
+def _has_grown(old: Message, new: Message) -> bool:
+    """Whether a turn was continued where it ended, which costs nothing: all that was sent is still a prefix."""
+    return old.get("role") == new.get("role") and _whole_text(new).startswith(_whole_text(old))
 
 
 def _alike(a: Message, b: Message) -> bool:

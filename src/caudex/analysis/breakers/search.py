@@ -10,6 +10,7 @@ import numpy as np
 from caudex.analysis.breakers.candidate import Candidate, Place
 from caudex.analysis.breakers.history import find_history_breakers
 from caudex.analysis.breakers.passages import find_reordered
+from caudex.analysis.breakers.plain import find_plain_history_breakers
 from caudex.analysis.breakers.slots import find_slots
 from caudex.analysis.breakers.splits import find_splits
 from caudex.analysis.breakers.tools import find_tool_breakers
@@ -22,7 +23,14 @@ SEARCH_REQUESTS = 600
 
 MAX_FINDINGS = 8
 MAX_CANDIDATES = 24
-_DETECTORS = (find_slots, find_tool_breakers, find_history_breakers, find_reordered, find_splits)
+_DETECTORS = (
+    find_slots,
+    find_tool_breakers,
+    find_history_breakers,
+    find_plain_history_breakers,
+    find_reordered,
+    find_splits,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from caudex.trace.request import Message, Request
 MAX_VERSIONS = 12
 MIN_REQUESTS_A_VERSION = 3
 MIN_FIXED_CHARS_BEHIND = 200
+HEAD_CHARS = 6000
+"""A plain prompt is looked at up to here: what varies there costs most, and what comes later is its own history."""
+
 CONTEXT_CHARS = 48
 
 TITLES = {
@@ -75,7 +78,7 @@ class Site:
                 (_json(canonical_tool(tool)) for tool in request.tools or () if tool_name(tool) == self.tool), None
             )
         if self.role is None:
-            return request.text
+            return None if request.text is None else request.text[:HEAD_CHARS]
         messages = request.messages or []
         if self.index is None or self.index >= len(messages) or messages[self.index].get("role") != self.role:
             return None
@@ -86,7 +89,7 @@ class Site:
             tools = [_parsed(text, tool) if tool_name(tool) == self.tool else tool for tool in request.tools or ()]
             return replace(request, tools=tools)
         if self.role is None:
-            return replace(request, text=text)
+            return replace(request, text=text + (request.text or "")[HEAD_CHARS:])
         messages = list(request.messages or ())
         assert self.index is not None
         messages[self.index] = {**messages[self.index], "content": text}
@@ -137,7 +140,7 @@ def texts_at(site: Site, requests: list[Request]) -> dict[int, str]:
     texts: dict[int, str] = {}
     known: set[str] = set()
     for index, request in enumerate(requests):
-        if not site.is_operators and request.session is not None:
+        if site.role == "user" and request.session is not None:
             if request.session in known:
                 continue
             known.add(request.session)
@@ -305,6 +308,9 @@ def move_slots(site: Site, family: Family, slots: list[int], kind: ValueKind) ->
             return request
         kept = ["…" if slot in marked else value for slot, value in enumerate(values)]
         moved = " ".join(values[slot].strip() for slot in slots)
+        if site.role is None:
+            mended = site.with_text(request, family.template.fill(kept))
+            return mended if dropped else replace(mended, text=f"{mended.text}\n{moved}")
         if not site.is_operators:
             return site.with_text(request, f"{family.template.fill(kept)}\n{moved}")
         mended = site.with_text(request, family.template.fill(kept))
