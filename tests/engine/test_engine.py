@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from caudex.engine.batch import StepBatch
 from caudex.engine.config import EngineConfig
@@ -64,6 +65,31 @@ def test_outputs_count_what_they_report(engine: Engine) -> None:
     for logprob in result.logprobs:
         assert logprob.top[0] == (logprob.token_id, logprob.logprob), "greedy takes the most likely"
         assert logprob.top[0][1] >= logprob.top[1][1]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_prompt_is_scored_cold_hot_and_in_chunks(backend: str, tiny_model: Callable[[str], Path]) -> None:
+    directory = tiny_model("llama")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0], -1)
+    with running_engine(
+        model=str(directory), attention_backend=backend, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=9
+    ) as engine:
+        plain = submit(engine, PROMPT, greedy(3)).wait().tokens
+        company = [submit(engine, [3] * 40, greedy(20)) for _ in range(2)]
+        for _ in range(2):
+            result = submit(engine, PROMPT, greedy(3, prompt_logprobs=2)).wait()
+            scores = result.outputs[0].prompt_logprobs
+            assert result.tokens == plain
+            assert [score.token_id for score in scores] == PROMPT[1:]
+            for position, score in enumerate(scores):
+                assert score.logprob == pytest.approx(expected[position, PROMPT[position + 1]].item(), abs=2e-4)
+                assert score.top[0][0] == int(expected[position].argmax())
+            assert not any(output.prompt_logprobs for output in result.outputs[1:])
+        for other in company:
+            other.wait()
+        assert submit(engine, PROMPT, greedy(3)).wait().last.num_cached_tokens == len(PROMPT) - 1
 
 
 def test_a_seed_fixes_a_requests_samples_in_any_company(engine: Engine) -> None:

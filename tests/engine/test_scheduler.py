@@ -113,6 +113,7 @@ def test_random_traffic(
                 rng.randrange(1, longest - len(prompt) + 1 if rng.random() < 0.2 else 8),
                 namespace=rng.choice(["", "", "tenant"]),
                 priority=rng.choice([0, 0, 0, 1]),
+                scores_prompt=rng.random() < 0.1,
             )
             states.append(state)
             engine.submit(state)

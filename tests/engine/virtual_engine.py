@@ -103,8 +103,7 @@ class VirtualEngine:
                 )
 
     def _sample(self, step: Step) -> None:
-        for chunk in step.sampling_chunks():
-            state = chunk.state
+        for state in [chunk.state for chunk in step.chunks if chunk.samples]:
             state.output.append(next_token(prefix_identities(state.tokens(), state.namespace)[-1]))
             if state.num_output_left == 0:
                 self.scheduler.finish(state)

@@ -191,6 +191,7 @@ class Engine:
                 tenant=request.tenant,
                 session_id=request.session_id,
                 priority=request.priority,
+                scores_prompt=request.sampling.prompt_logprobs is not None,
             )
             self._num_submitted += 1
             stream = OutputStream(

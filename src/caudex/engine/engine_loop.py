@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from torch import Tensor
+
 from caudex.cache import PrefixCache
 from caudex.engine.output_stream import OutputStream
 from caudex.engine.runner import ModelRunner
@@ -146,7 +148,7 @@ class EngineLoop:
             if not step.num_preempted:
                 self._fail_unservable()
             return
-        streams = [self._streams[chunk.state.request_id] for chunk in step.sampling_chunks()]
+        streams = [self._streams[chunk.state.request_id] for chunk in step.chunks if chunk.samples]
         try:
             tokens = self._compute(step, streams)
         except Exception as error:
@@ -159,11 +161,21 @@ class EngineLoop:
             self._push(stream, token)
 
     def _compute(self, step: Step, streams: list[OutputStream]) -> list[SampledToken]:
-        """Run the model on a step's tokens and sample for `streams`, which are those of its sampling chunks."""
+        """Run the model on a step's tokens and sample for `streams`, which are those of its chunks that sample."""
         if step.copies:
             self._runner.copy_blocks(step.copy_rows())
         logits = self._runner.run(step.batch())
+        if len(logits) > len(streams):
+            logits = self._score_prompts(step, logits)
         return sample(logits, [stream.sampling_row() for stream in streams])
+
+    def _score_prompts(self, step: Step, logits: Tensor) -> Tensor:
+        """Give the streams that want it the logits of their prompts; the rows that are left are sampled from."""
+        spans = step.logit_spans()
+        for chunk, start, end in spans:
+            if chunk.state.is_scoring:
+                self._streams[chunk.state.request_id].push_prompt(chunk.start, logits[start:end])
+        return logits[[end - 1 for chunk, _, end in spans if chunk.samples]]
 
     def _push(self, stream: OutputStream, token: SampledToken) -> None:
         """Give a stream its token; an owner whose callback raises is gone, and its request is aborted."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
+from torch import Tensor
+
 from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatcher
 from caudex.engine.grammar import GrammarMatcher
-from caudex.engine.sampling import SampledToken, SamplingRow
+from caudex.engine.sampling import SampledToken, SamplingRow, score
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
-from caudex.engine.types import FinishReason, GenerationRequest, OutputCallback, RequestOutput
+from caudex.engine.types import FinishReason, GenerationRequest, OutputCallback, RequestOutput, TokenLogprob
 
 
 class OutputStream:
@@ -34,6 +36,7 @@ class OutputStream:
         self.state = state
         self.finish_reason: FinishReason | None = None
         self._on_output = on_output
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._grammar = grammar
         self._end_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
@@ -46,6 +49,14 @@ class OutputStream:
         """How this request's next token is to be sampled."""
         output = self.state.output
         return SamplingRow(self.request.sampling, self._seed, len(output), self.state.prompt, output, self._grammar)
+
+    def push_prompt(self, start: int, logits: Tensor) -> None:
+        """Take the logits of prompt tokens from `start` on; each scores the token after it."""
+        wanted = self.request.sampling.prompt_logprobs
+        targets = self.state.prompt[start + 1 : start + 1 + len(logits)]
+        if wanted is not None and len(targets):
+            del self._prompt_logprobs[start:]
+            self._prompt_logprobs += score(logits[: len(targets)], targets, wanted)
 
     def push(self, token: SampledToken) -> None:
         """Take the next token and give its owner what it adds."""
@@ -99,8 +110,10 @@ class OutputStream:
                 stop_reason=stop_reason,
                 logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
                 error=error,
+                prompt_logprobs=tuple(self._prompt_logprobs),
             )
         )
+        self._prompt_logprobs.clear()
 
 
 def _request_seed(base_seed: int, request_id: str) -> int:

@@ -177,6 +177,12 @@ def _most_likely(logprobs: FloatArray, count: int, mass: float) -> NDArray[np.in
         margin *= 2
 
 
+def score(logits: Tensor, token_ids: Int32Array, num_top: int) -> list[TokenLogprob]:
+    """Log-probabilities of given tokens, one a row of `logits`, and of the `num_top` most likely beside each."""
+    logprobs = torch.log_softmax(logits.cpu(), dim=-1).numpy()
+    return [token_logprob(row, token_id, num_top) for row, token_id in zip(logprobs, token_ids.tolist(), strict=True)]
+
+
 def _logprobs(logits: Tensor, token_ids: Sequence[int], rows: Sequence[SamplingRow]) -> list[TokenLogprob | None]:
     """Log-probabilities of the chosen tokens under the model itself, for the rows that ask for them."""
     result: list[TokenLogprob | None] = [None] * len(rows)

@@ -193,7 +193,7 @@ class Scheduler:
         self._note_commit(state)
 
     def _note_commit(self, state: SequenceState) -> None:
-        state.num_committed = state.num_computed
+        state.num_committed = max(state.num_committed, state.num_computed)
         state.block_table = state.running_sequence().block_table
 
     def _release(self, state: SequenceState, *, keep: bool) -> None:
@@ -254,7 +254,7 @@ class Scheduler:
         return int(np.isin(blocks, np.concatenate(held)).sum())
 
     def _may_start(self, state: SequenceState, num_cached: int, overdue: bool) -> bool:
-        return overdue or not self._awaits_prefix(state, num_cached)
+        return overdue or state.is_scoring or not self._awaits_prefix(state, num_cached)
 
     def _awaits_prefix(self, state: SequenceState, num_cached: int) -> bool:
         """Whether a running request is about to compute at least a block of what `state` would have to compute."""
@@ -305,7 +305,8 @@ class Scheduler:
             return None
         state.sequence = sequence
         state.num_allocated = len(tokens)
-        state.num_computed = state.num_committed = sequence.num_cached_tokens
+        state.num_committed = sequence.num_cached_tokens
+        state.num_computed = 0 if state.is_scoring else state.num_committed
         state.block_table = sequence.block_table
         return copies
 
@@ -324,7 +325,8 @@ class Scheduler:
         for state in self.running:
             assert state.sequence is not None
             assert state.request_id not in self.waiting
-            assert state.num_committed <= state.num_computed <= state.num_allocated <= state.num_tokens
+            assert state.num_computed <= state.num_allocated <= state.num_tokens
+            assert state.num_committed <= state.num_computed or state.is_scoring
             assert len(state.block_table) >= _num_blocks(state.num_allocated, self._block_size)
         for state in self.waiting:
             assert state.sequence is None

@@ -28,6 +28,7 @@ class SequenceState:
         arrival: 0, 1, 2 ... in the order of submission; kept through preemptions.
         prompt: the request's token ids.
         max_output_tokens: what the request and the longest allowed length leave room for.
+        scores_prompt: log-probabilities of the prompt are wanted, so all of it is computed once, cached or not.
         output: tokens generated so far.
         num_computed: leading tokens whose KV is in the pool, this step's included once it is scheduled.
         num_cached: prompt tokens found in the cache at the first admission; None before it.
@@ -44,6 +45,7 @@ class SequenceState:
     tenant: str = ""
     session_id: str | None = None
     priority: int = 0
+    scores_prompt: bool = False
     output: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
     num_computed: int = 0
@@ -65,6 +67,11 @@ class SequenceState:
     @property
     def in_prefill(self) -> bool:
         return self.num_uncomputed > 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens are still to be scored; whatever of them is cached is computed again, to equal KV."""
+        return self.scores_prompt and not self.output
 
     @property
     def num_output_left(self) -> int:

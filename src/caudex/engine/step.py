@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -27,6 +28,11 @@ class ScheduledChunk:
     def num_tokens(self) -> int:
         return self.end - self.start
 
+    @property
+    def num_logit_rows(self) -> int:
+        """How many of the chunk's last rows have their logits computed."""
+        return self.num_tokens if self.state.is_scoring else int(self.samples)
+
 
 @dataclass(slots=True)
 class Step:
@@ -41,9 +47,11 @@ class Step:
         self.chunks.append(chunk)
         self.num_tokens += chunk.num_tokens
 
-    def sampling_chunks(self) -> list[ScheduledChunk]:
-        """Chunks that give a token, in the order of the batch's `logit_rows`."""
-        return [chunk for chunk in self.chunks if chunk.samples]
+    def logit_spans(self) -> list[tuple[ScheduledChunk, int, int]]:
+        """Each chunk that has logits, with where they begin and end among the rows that the batch gives."""
+        ends = np.cumsum([chunk.num_logit_rows for chunk in self.chunks]).tolist()
+        spans = zip(self.chunks, ends, strict=True)
+        return [(chunk, end - chunk.num_logit_rows, end) for chunk, end in spans if chunk.num_logit_rows]
 
     def copy_rows(self) -> Int32Array:
         """The copies as rows (source block, target block, slots)."""
@@ -55,12 +63,13 @@ class Step:
         lengths = [chunk.num_tokens for chunk in self.chunks]
         starts = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1:])
-        sampling = [index for index, chunk in enumerate(self.chunks) if chunk.samples]
+        ends = starts[1:].tolist()
+        logit_rows = [range(end - chunk.num_logit_rows, end) for chunk, end in zip(self.chunks, ends, strict=True)]
         return StepBatch(
             token_ids=np.concatenate([chunk.state.token_slice(chunk.start, chunk.end) for chunk in self.chunks]),
             positions=np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in self.chunks]),
             query_starts=starts,
             context_lens=np.asarray([chunk.end for chunk in self.chunks], dtype=np.int32),
             block_tables=[chunk.state.block_table for chunk in self.chunks],
-            logit_rows=starts[1:][sampling] - np.int32(1),
+            logit_rows=np.fromiter(chain.from_iterable(logit_rows), dtype=np.int32),
         )

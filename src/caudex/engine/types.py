@@ -44,7 +44,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch those filters off. A `seed` makes a request's samples
     the same whatever else is in the batch. `stop` strings are cut from the text; `stop_token_ids` and, unless
     `ignore_eos`, the model's end tokens end the request too. `logprobs` asks for that many top alternatives a token;
-    they are of the model's own distribution, before temperature, penalties and filters.
+    they are of the model's own distribution, before temperature, penalties and filters. `prompt_logprobs` asks for the
+    same of the prompt, whose tokens are then all computed, cached or not.
 
     `presence_penalty` and `frequency_penalty` lower the logits of what was generated (once, or by count);
     `repetition_penalty` divides positive and multiplies negative logits of all that prompt and output hold.
@@ -70,6 +71,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: OutputGrammar | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_range("max_tokens", self.max_tokens, 1, None)
@@ -79,6 +81,8 @@ class SamplingParams:
         check_range("min_p", self.min_p, 0.0, 1.0)
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
@@ -132,7 +136,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one engine step added to a request. `text` is the new text only; the last output has a `finish_reason`."""
+    """What one engine step added to a request. `text` is the new text only; the last output has a `finish_reason`.
+
+    The first output has the `prompt_logprobs` that were asked for, one entry for each prompt token but the first.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -144,6 +151,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
