@@ -71,12 +71,8 @@ def area_plot(
         parts.append(f"<g>{tip}{columns}</g>")
     last = points[-1][0] + (points[1][0] - points[0][0] if len(points) > 1 else 1)
     parts.append(_x_axis(_ticks(0, last, False), _scale(0, last, False), x_label, x_text))
-    return (
-        "".join(parts)
-        + "</svg>"
     keys = "".join(f'<span class=item><span class="key {key}"></span>{word}</span>' for key, word in _COLUMN_KEYS)
     return "".join(parts) + f"</svg><p class=legend>{keys}</p>"
-    )
 
 
 def _open(title: str) -> str:
