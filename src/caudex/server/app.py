@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from caudex.server import chat, completions
+from caudex.server import anthropic, chat, completions, responses
 from caudex.server.activity import ActivityLog
 from caudex.server.endpoint import GenerationEndpoint
 from caudex.server.errors import HANDLERS
@@ -56,6 +56,8 @@ def all_routes(service: Service) -> list[Route]:
     return [
         Route("/v1/chat/completions", GenerationEndpoint(service, chat.prepare), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(service, completions.prepare), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(service, responses.prepare), methods=["POST"]),
+        Route("/v1/messages", GenerationEndpoint(service, anthropic.prepare), methods=["POST"]),
         Route("/v1/models", operations.models),
         Route("/v1/models/{name:path}", operations.model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),

@@ -10,11 +10,11 @@ import msgspec
 
 from caudex.engine.types import TokenLogprob
 from caudex.server import sse
+from caudex.server.conversation import template_messages
 from caudex.server.endpoint import Caller, Choice, Prepared
 from caudex.server.errors import APIError
 from caudex.server.fields import GenerationFields, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
-from caudex.server.messages import template_messages
 from caudex.server.service import Service, new_id
 from caudex.server.usage import usage
 

@@ -8,10 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from caudex.server.conversation import template_messages
 from caudex.server.endpoint import read_body
 from caudex.server.errors import APIError
 from caudex.server.fields import decode_body
-from caudex.server.messages import template_messages
 from caudex.server.service import Service
 
 
