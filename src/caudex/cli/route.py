@@ -25,6 +25,12 @@ from caudex.routing import POLICIES
     "--kv-events", metavar="ADDRESS", help="Where workers publish KV events, as tcp://*:5557 (* is the host)."
 )
 @click.option("--kv-replay", metavar="ADDRESS", help="Where they replay them, as tcp://*:5558.")
+@click.option(
+    "--rules",
+    "rules_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Prompt rules to apply, or a report of `caudex analyze --json`.",
+)
 @click.option("--tenants", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Keys, salts and limits.")
 @click.option("--worker-api-key", envvar="CAUDEX_WORKER_API_KEY", help="Key that the workers ask for.")
 @click.option("--admin-key", envvar="CAUDEX_ADMIN_KEY", help="Turns the admin API on, guarded by this key.")
@@ -52,6 +58,7 @@ def command(
     host: str,
     port: int,
     tenants: Path | None,
+    rules_path: Path | None,
     access_log: TextIO | None,
     tls_cert: str | None,
     tls_key: str | None,
@@ -66,6 +73,7 @@ def command(
     from caudex.gateway.access_log import AccessLog
     from caudex.gateway.discovery import DnsSource, FileSource, Source
     from caudex.gateway.gateway import Gateway
+    from caudex.gateway.rules import read_rules
     from caudex.gateway.serve import run_gateway
     from caudex.gateway.settings import GatewaySettings
     from caudex.gateway.tenants import read_tenants
@@ -88,6 +96,7 @@ def command(
             settings,
             tenants=None if tenants is None else read_tenants(tenants),
             access_log=None if access_log is None else AccessLog(access_log),
+            rules=None if rules_path is None else read_rules(rules_path),
         )
         run_gateway(
             gateway,

@@ -19,6 +19,7 @@ from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
 from caudex.gateway.kv_subscriber import KvSubscriber
 from caudex.gateway.metrics import GatewayMetrics
 from caudex.gateway.relay import Relay
+from caudex.gateway.rules import PromptRules
 from caudex.gateway.settings import GatewaySettings
 from caudex.gateway.snapshot import read_snapshot, write_snapshot
 from caudex.gateway.tenants import Tenants
@@ -50,8 +51,10 @@ class Gateway:
         policy: Policy | None = None,
         tenants: Tenants | None = None,
         access_log: AccessLog | None = None,
+        rules: PromptRules | None = None,
     ) -> None:
         self.settings = settings
+        self.rules = rules
         self.events = EventIndex() if settings.kv_events is not None else None
         self.policy = self._make_policy() if policy is None else policy
         self.token_prompts = None if settings.tokenizer is None else TokenPrompts(settings.tokenizer, self._block_size)
@@ -216,9 +219,15 @@ class Gateway:
                     request.check_deadline(now)
             if self._access_log is not None:
                 self._access_log.flush()
+            self._log_rules()
             if now >= next_save:
                 next_save = now + self.settings.snapshot_interval
                 self._save()
+
+    def _log_rules(self) -> None:
+        if self.rules is not None and self.rules.applied:
+            log.info("prompt rules changed requests: %s", dict(self.rules.applied))
+            self.rules.applied.clear()
 
     def _gauge(self) -> None:
         for worker in self.workers.all():

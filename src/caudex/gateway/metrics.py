@@ -24,6 +24,7 @@ class GatewayMetrics:
         self.index_drops = self._counter(
             "index_drops", "Times a worker's index was dropped, by cause.", "worker", "cause"
         )
+        self.rules = self._counter("prompt_rules", "Requests that a prompt rule changed.", "rule")
         self.rejected = self._counter(
             "rejected", "Requests refused by the gateway, by tenant and status.", "tenant", "status"
         )

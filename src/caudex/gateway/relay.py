@@ -27,6 +27,10 @@ class Relay:
         gateway = self._gateway
         tenant = gateway.tenants.authenticate(request.header(b"authorization"))
         record.tenant = tenant.name
+        if gateway.rules is not None and request.method == "POST":
+            request.body, changed = gateway.rules.apply(request.body)
+            for rule in changed:
+                gateway.metrics.rules.labels(rule).inc()
         body = decode_body(request.body) if request.method == "POST" and request.body else Body()
         salt = tenant.cache_salt(body.cache_salt if isinstance(body.cache_salt, str) else "")
         if tenant.salt is not None and request.body:
