@@ -31,7 +31,7 @@ struct AttentionStep {
   std::size_t query_row;  // bytes from one row of `query` to the next
   int key_steps;          // head_dim / depth, rounded up
   int padded_head_dim;    // a multiple of 16
-  float scale;            // of the scores, in units of log2(e)
+  float scale;            // of the scores, in units of log2(e); positive
   float* maximum;         // [rows]
   float* sum;             // [rows][16]
   float* output;          // [rows][padded_head_dim]

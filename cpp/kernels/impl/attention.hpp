@@ -66,12 +66,12 @@ inline float weigh_row(const AttentionStep& step, int row, const float* scores, 
   Vec top = splat(kMinusInfinity);
   CAUDEX_UNROLL
   for (int v = 0; v < kStepVectors; ++v) {
-    s[v] = mul(load(scores + v * kWidth), splat(step.scale));
+    s[v] = load(scores + v * kWidth);
     if (visible < kStepTokens) s[v] = first_lanes(s[v], visible - v * kWidth, splat(kMinusInfinity));
     top = max(top, s[v]);
   }
   const float before = step.maximum[row];
-  const float step_maximum = largest(top);
+  const float step_maximum = largest(top) * step.scale;
   const float maximum = step_maximum > before ? step_maximum : before;
   float factor[kWidth];
   store(factor, exp2(splat(before - maximum)));
@@ -83,7 +83,7 @@ inline float weigh_row(const AttentionStep& step, int row, const float* scores, 
   for (int v = 0; v < kSumVectors; ++v) sums[v] = mul(load(sum + v * kWidth), splat(factor[0]));
   CAUDEX_UNROLL
   for (int v = 0; v < kStepVectors; ++v) {
-    const Vec weight = exp2(sub(s[v], splat(maximum)));
+    const Vec weight = exp2(multiply_add(s[v], splat(step.scale), splat(-maximum)));
     sums[v % kSumVectors] = add(sums[v % kSumVectors], weight);
     Product::store_left(weights, v * kWidth, weight);
   }

@@ -4,9 +4,9 @@
 namespace caudex::kernels {
 namespace {
 
-// 2^x within 2 units in the last place, held at 2^127 above; 2^0 is exactly 1 and 2^-inf is 0.
+// 2^x for x <= 127, within 2 units in the last place; 2^0 is exactly 1 and 2^-inf is 0.
 inline Vec exp2(Vec x) {
-  x = min(max(x, splat(-150.0f)), splat(127.0f));
+  x = max(x, splat(-150.0f));
   const Vec whole = round_to_even(x);
   const Vec f = sub(x, whole);
   // Taylor coefficients ln(2)^n / n! on [-1/2, 1/2]; the first term left out is below 1e-8.
@@ -22,8 +22,8 @@ inline Vec exp2(Vec x) {
 
 // x * sigmoid(x).
 inline Vec silu(Vec x) {
-  const Vec exponential = exp2(mul(x, splat(-1.44269504088896340736f)));
-  return div(x, add(splat(1.0f), exponential));
+  const Vec exponent = min(mul(x, splat(-1.44269504088896340736f)), splat(127.0f));
+  return div(x, add(splat(1.0f), exp2(exponent)));
 }
 
 inline void store_as(float* p, Vec v) { store(p, v); }

@@ -165,6 +165,8 @@ def test_wrong_tensors_are_refused() -> None:
         pool.attend(0, good.double(), batch)
     with pytest.raises(ValueError, match="stride"):
         pool.attend(0, torch.zeros(4, 4, 32)[:, :, ::2], batch)
+    with pytest.raises(ValueError, match=r"scale is -1\.0"):
+        pool.attend(0, good, batch, -1.0)
     with pytest.raises(ValueError, match="layer 1"):
         pool.attend(1, good, batch)
     with pytest.raises(ValueError, match="another pool"):

@@ -137,12 +137,15 @@ class KvPool:
             layer: which layer's keys and values; `write` must have stored the rows' own.
             query: [rows, query heads, head_dim], any strides as long as the last is 1.
             batch: the step.
-            scale: of the scores; None is 1 / sqrt(head_dim).
+            scale: of the scores, above 0; None is 1 / sqrt(head_dim).
 
         Returns:
             [rows, query heads, head_dim], contiguous.
         """
         self._check("query", query, batch.num_rows, batch.num_query_heads)
+        scale = self.head_dim**-0.5 if scale is None else scale
+        if not scale > 0:
+            raise ValueError(f"scale is {scale}; expected a number above 0")
         output = torch.empty(query.shape, dtype=self.dtype)
         row, head, _ = query.stride()
         self.attention.run(
@@ -154,7 +157,7 @@ class KvPool:
             batch.native,
             batch.plan,
             batch.num_query_heads // self.num_kv_heads,
-            self.head_dim**-0.5 if scale is None else scale,
+            scale,
         )
         return output
 
