@@ -1,0 +1,36 @@
+"""Request logs of prefix hashes, as gzipped JSON Lines, for the benchmarks."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from caudex.cache import BlockTrace
+
+
+class _Request(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+    block_size: int = 0
+
+
+def load(path: Path) -> BlockTrace:
+    """Read a log in the fields of the Mooncake traces, with `block_size` on each line."""
+    decoder = msgspec.json.Decoder(_Request)
+    with gzip.open(path) as lines:
+        requests = [decoder.decode(line) for line in lines]
+    block_size = requests[0].block_size
+    if any(request.block_size != block_size for request in requests):
+        raise ValueError(f"{path} mixes block sizes, or does not say which it has")
+    return BlockTrace.from_paths(
+        [request.hash_ids for request in requests],
+        [request.input_length for request in requests],
+        block_size,
+        timestamps=np.array([request.timestamp for request in requests]) / 1000.0,
+        output_lengths=[request.output_length for request in requests],
+    )
