@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caudex.simulate import FittedModel, RooflineModel, find_gpu, find_model, fit_cost_model
+from caudex.simulate import FittedModel, RooflineModel, find_gpu, find_model, fit_cost_model, fit_steps
 from caudex.simulate.cost_model import StepWork
 
 works = st.builds(
@@ -47,3 +49,12 @@ def test_a_fit_finds_the_steps_it_was_made_of(seed: int) -> None:
 def test_too_few_measurements_are_refused() -> None:
     with pytest.raises(ValueError, match="at least five"):
         fit_cost_model([StepWork(1, 1, 0, 0)], [0.1])
+
+
+def test_measured_steps_are_read_from_json() -> None:
+    steps = [{"seconds": 0.01 + 1e-4 * n, "prefill_tokens": n} for n in (10, 100, 500, 1_000)]
+    steps += [{"seconds": 0.01 + 1e-3 * b, "decodes": b, "context_tokens": 100.0 * b} for b in (1, 4, 8)]
+    model = fit_steps(json.dumps(steps).encode())
+    assert model.step_seconds(StepWork(2_000, 0.0, 0, 0.0)) == pytest.approx(0.21, rel=0.05)
+    with pytest.raises(ValueError, match="measured steps"):
+        fit_steps(b'[{"seconds": "x"}]')

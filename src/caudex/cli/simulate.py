@@ -25,7 +25,8 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 )
 @click.option("--gpu", default="H100", show_default=True)
 @click.option("--gpus-per-replica", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--fit", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Measured steps, as JSON.")
+@click.option("--fit", metavar="URL|FILE", help="Time from steps measured on this server, or in this file.")
+@click.option("--save-fit", type=click.Path(dir_okay=False, path_type=Path), help="Keeps what --fit URL measured.")
 @click.option("--capacity", type=click.IntRange(1), help="KV capacity of a replica in tokens; what fits, by default.")
 @click.option("--eviction", default="lru", show_default=True, help="Eviction policy of the replicas' caches.")
 @click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(1))
@@ -85,11 +86,45 @@ def _policy_names(text: str) -> list[str]:
 
 
 def _cost_and_capacity(options: dict[str, Any]) -> tuple[CostModel, int]:
-    from caudex.simulate import RooflineModel, find_gpu, find_model, read_fit
+    from caudex.simulate import RooflineModel, find_gpu, find_model, fit_steps
 
     roofline = RooflineModel(find_model(options["model"]), find_gpu(options["gpu"]), options["gpus_per_replica"])
     capacity = options["capacity"] or roofline.kv_capacity_tokens()
-    return (roofline if options["fit"] is None else read_fit(options["fit"])), capacity
+    if options["fit"] is None:
+        return roofline, capacity
+    steps = _measured_steps(options["fit"])
+    if options["save_fit"] is not None:
+        options["save_fit"].write_bytes(steps)
+    return fit_steps(steps), capacity
+
+
+def _measured_steps(source: str) -> bytes:
+    """Measured steps as JSON: of a server, or from a file."""
+    if not source.startswith(("http://", "https://")):
+        try:
+            return Path(source).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{source}: {error.strerror}") from error
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from caudex.bench.client import Endpoint, ServerError, first_model
+    from caudex.bench.steps import measure_steps
+
+    async def run() -> list[dict[str, Any]]:
+        model = await first_model(Endpoint(source, ""))
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"measuring {source}")
+            return await measure_steps(
+                Endpoint(source, model), lambda done, total: progress.update(task, completed=done, total=total)
+            )
+
+    try:
+        return json.dumps(asyncio.run(run()), indent=1).encode()
+    except (ServerError, OSError) as error:
+        raise ValueError(f"{source} could not be measured: {error}") from error
 
 
 def _settings(workload: Workload, name: str, capacity: int, options: dict[str, Any]) -> SimulationSettings:

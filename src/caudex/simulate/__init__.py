@@ -4,7 +4,7 @@ A `Workload` of arrivals goes through the same `Policy` and `Fleet` objects as t
 prefix cache is the engine's own, while a `CostModel` says how long each step of computing takes.
 """
 
-from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model, read_fit
+from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model, fit_steps
 from caudex.simulate.fleet_simulation import FleetChange, FleetSimulation, SimulationSettings
 from caudex.simulate.hardware import GPUS, MODELS, Gpu, ModelShape, find_gpu, find_model
 from caudex.simulate.replica import ReplicaLimits
@@ -31,7 +31,7 @@ __all__ = [
     "find_gpu",
     "find_model",
     "fit_cost_model",
-    "read_fit",
+    "fit_steps",
     "read_workload",
     "replay_sequentially",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -134,11 +133,11 @@ class _MeasuredStep(msgspec.Struct):
     context_tokens: float = 0.0
 
 
-def read_fit(path: Path) -> FittedModel:
-    """Fits the steps in a JSON file: a list of objects with `seconds` and the fields of `StepWork`."""
+def fit_steps(measured: bytes) -> FittedModel:
+    """Fits measured steps: a JSON list of objects with `seconds` and the fields of `StepWork`, 0 where left out."""
     try:
-        steps = msgspec.json.decode(path.read_bytes(), type=list[_MeasuredStep])
+        steps = msgspec.json.decode(measured, type=list[_MeasuredStep])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"not a list of measured steps: {error}") from error
     works = [StepWork(s.prefill_tokens, s.prefill_pairs, s.decodes, s.context_tokens) for s in steps]
     return fit_cost_model(works, [s.seconds for s in steps])
