@@ -199,6 +199,13 @@ def test_a_kept_session_expires(tiny_model: Callable[[str], Path]) -> None:
         assert_nothing_leaked(engine)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\x1fb"])
+def test_a_namespace_cannot_hold_what_separates_names(name: str) -> None:
+    for field in ("namespace", "tenant"):
+        with pytest.raises(ValueError, match=f"{field} is .* control characters"):
+            GenerationRequest("r", [1], **{field: name})  # type: ignore[arg-type]
+
+
 def test_reset_forgets_the_cache(engine: Engine) -> None:
     submit(engine, PROMPT, greedy(1)).wait()
     engine.reset_prefix_cache()

@@ -39,6 +39,7 @@ def step(tokens: list[np.ndarray], spans: list[tuple[int, int]]) -> StepBatch:
         query_starts=starts,
         context_lens=np.array([end for _, end in spans], dtype=np.int32),
         block_tables=TABLES[: len(spans)],
+        adapters=[None] * len(spans),
         logit_rows=np.arange(starts[-1], dtype=np.int32),
     )
 

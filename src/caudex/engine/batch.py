@@ -25,6 +25,7 @@ class StepBatch:
         context_lens: shape (S,); tokens of sequence i that have KV once the step is done.
         block_tables: one array a sequence; its entry j is the block of the tokens from `j * block_size` on, and where
             those of this step are written.
+        adapters: the LoRA adapter of each sequence, or None.
         logit_rows: shape (R,); the rows whose logits are wanted, ascending.
     """
 
@@ -33,6 +34,7 @@ class StepBatch:
     query_starts: Int32Array
     context_lens: Int32Array
     block_tables: list[Int32Array]
+    adapters: list[str | None]
     logit_rows: Int32Array
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -33,6 +34,7 @@ class EngineConfig:
         attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
         num_threads: of the compiled kernels and PyTorch; None means one a core.
         max_overtakes: the most younger requests that are ever admitted before a waiting one (see Scheduler).
+        lora_adapters: folders of LoRA adapters in peft's format, by the name that requests choose them by.
         seed: base of the sampling seeds of requests that bring none.
         chat_template: a Jinja file that replaces the model's own template.
         debug: check every invariant of the cache whenever the engine goes idle.
@@ -57,6 +59,7 @@ class EngineConfig:
     attention_backend: AttentionName = "auto"
     num_threads: int | None = None
     max_overtakes: int = 64
+    lora_adapters: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
     chat_template: Path | None = None
     debug: bool = False

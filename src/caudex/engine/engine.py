@@ -24,6 +24,7 @@ from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
 from caudex.engine.types import (
+    ADAPTER_SEPARATOR,
     Completion,
     EngineDeadError,
     EngineStats,
@@ -168,11 +169,14 @@ class Engine:
 
         Raises:
             ValueError: the prompt is empty, holds an id outside the vocabulary, or can never fit (says both lengths);
-                the grammar is not valid; or the request id is in use.
+                the grammar is not valid; there is no such adapter; or the request id is in use.
             EngineDeadError: the engine has been shut down or has died.
         """
 
         prompt = self._checked_prompt(request)
+        if request.adapter is not None and request.adapter not in self.config.lora_adapters:
+            known = ", ".join(self.config.lora_adapters) or "none"
+            raise ValueError(f"there is no adapter {request.adapter!r}; loaded are: {known}")
         grammar = request.sampling.grammar
         matcher = None if grammar is None else self._grammars.compile(grammar)
         max_output = min(request.sampling.max_tokens, self.max_model_len - len(prompt))
@@ -187,9 +191,10 @@ class Engine:
                 self._num_submitted,
                 prompt,
                 max_output,
-                namespace=request.namespace,
+                namespace=_adapter_namespace(request),
                 tenant=request.tenant,
                 session_id=request.session_id,
+                adapter=request.adapter,
                 priority=request.priority,
                 scores_prompt=request.sampling.prompt_logprobs is not None,
             )
@@ -285,3 +290,10 @@ class Engine:
             with self._lock:
                 self._accepting = False
             self._loop.end_all(self._error)
+
+
+def _adapter_namespace(request: GenerationRequest) -> str:
+    """The cache namespace of a request: keys and values under an adapter are other ones than without."""
+    if request.adapter is None:
+        return request.namespace
+    return f"{request.namespace}{ADAPTER_SEPARATOR}{request.adapter}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from caudex.engine.attention import AttentionBackend, attending
 from caudex.engine.batch import Int32Array, StepBatch
+from caudex.engine.lora import LoraAdapters
 
 
 class ModelRunner(ABC):
@@ -27,8 +28,9 @@ class ModelRunner(ABC):
 class TransformersRunner(ModelRunner):
     """Runs transformers' own model code, with attention replaced by `backend`. Serves any supported architecture."""
 
-    def __init__(self, model: Any, backend: AttentionBackend) -> None:
+    def __init__(self, model: Any, backend: AttentionBackend, adapters: LoraAdapters) -> None:
         self._model = model
+        self._adapters = adapters
         self._backend = backend
         self._device = model.device
 
@@ -38,7 +40,7 @@ class TransformersRunner(ModelRunner):
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
         rows = torch.from_numpy(batch.logit_rows).to(self._device, torch.long)
-        with attending(self._backend.begin_step(batch)):
+        with attending(self._backend.begin_step(batch)), self._adapters.adapting(batch):
             output = self._model(
                 input_ids=torch.from_numpy(batch.token_ids).to(self._device, torch.long)[None],
                 position_ids=torch.from_numpy(batch.positions).to(self._device, torch.long)[None],

@@ -9,6 +9,7 @@ from caudex.engine.cpu import KvPool, ThreadPool, pack_linear_layers, why_unsupp
 from caudex.engine.cpu_attention import CpuAttention
 from caudex.engine.fused_runner import FusedRunner
 from caudex.engine.loading import UnsupportedModelError
+from caudex.engine.lora import LoraAdapters
 from caudex.engine.model import LoadedModel
 from caudex.engine.runner import ModelRunner, TransformersRunner
 from caudex.engine.torch_attention import TorchAttention
@@ -17,8 +18,9 @@ from caudex.engine.torch_attention import TorchAttention
 def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
     """The runner for `loaded`, by `config.attention_backend`, with a KV pool of `num_blocks`.
 
-    On the CPU the compiled kernels serve it: the Llama family in one call a step, others through transformers' code
-    with attention and linear layers replaced. What they cannot do (other devices, soft caps, sinks) PyTorch does.
+    On the CPU the compiled kernels serve it: the Llama family in one call a step, others and those with LoRA adapters
+    through transformers' code with attention and linear layers replaced.
+    What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
         UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model; says why.
@@ -48,8 +50,9 @@ def why_not_cpu(loaded: LoadedModel) -> str | None:
 def _torch_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> ModelRunner:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    adapters = LoraAdapters.load(loaded.model, config.lora_adapters)
     backend = TorchAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
-    return TransformersRunner(loaded.model, backend)
+    return TransformersRunner(loaded.model, backend, adapters)
 
 
 def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
@@ -66,7 +69,8 @@ def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
         loaded.dtype,
         threads=threads,
     )
-    if why_unsupported(loaded.model.config, max_model_len) is None:
+    if not config.lora_adapters and why_unsupported(loaded.model.config, max_model_len) is None:
         return FusedRunner(loaded.model, pool, max_model_len)
+    adapters = LoraAdapters.load(loaded.model, config.lora_adapters)
     pack_linear_layers(loaded.model, threads)
-    return TransformersRunner(loaded.model, CpuAttention(pool, shape.num_heads))
+    return TransformersRunner(loaded.model, CpuAttention(pool, shape.num_heads), adapters)

@@ -44,6 +44,7 @@ class SequenceState:
     namespace: str = ""
     tenant: str = ""
     session_id: str | None = None
+    adapter: str | None = None
     priority: int = 0
     scores_prompt: bool = False
     output: list[int] = field(default_factory=list)

@@ -71,5 +71,6 @@ class Step:
             query_starts=starts,
             context_lens=np.asarray([chunk.end for chunk in self.chunks], dtype=np.int32),
             block_tables=[chunk.state.block_table for chunk in self.chunks],
+            adapters=[chunk.state.adapter for chunk in self.chunks],
             logit_rows=np.fromiter(chain.from_iterable(logit_rows), dtype=np.int32),
         )

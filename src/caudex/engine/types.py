@@ -13,6 +13,9 @@ MAX_LOGPROBS = 20
 """The most alternatives a token that `logprobs` may ask for."""
 
 
+ADAPTER_SEPARATOR = "\x1f"
+"""Stands between a namespace and an adapter in the name of the cache that both have; no namespace holds it."""
+
 MAX_CACHE_TTL = 3600.0
 """The longest that a request may ask its blocks to be kept, in seconds."""
 
@@ -109,7 +112,7 @@ class GenerationRequest:
     `namespace` keeps its cached blocks from every other namespace's requests; `tenant` does so within a namespace as
     far as the engine's `sharing` says. A lower `priority` is served sooner. With a `cache_ttl` above 0 the request's
     blocks stay cached for that many seconds after it ends, within a budget, or until the next request of its
-    `session_id` ends.
+    `session_id` ends. `adapter` names one of the engine's LoRA adapters; each has a cache of its own.
     """
 
     request_id: str
@@ -120,9 +123,14 @@ class GenerationRequest:
     tenant: str = ""
     session_id: str | None = None
     cache_ttl: float = 0.0
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         check_range("cache_ttl", self.cache_ttl, 0.0, MAX_CACHE_TTL)
+        for name in ("namespace", "tenant"):
+            value: str = getattr(self, name)
+            if "\0" in value or ADAPTER_SEPARATOR in value:
+                raise ValueError(f"{name} is {value!r}; it cannot hold the control characters 0 and 31")
 
 
 @dataclass(frozen=True, slots=True)
