@@ -47,7 +47,7 @@ class BlockRun {
   BlockRun split_front(std::uint32_t count) {
     BlockRun front;
     front.append(data_, count);
-    std::memmove(data_, data_ + count, (size_ - count) * sizeof(BlockId));
+    if (size_ > count) std::memmove(data_, data_ + count, (size_ - count) * sizeof(BlockId));
     size_ -= count;
     return front;
   }

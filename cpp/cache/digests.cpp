@@ -112,7 +112,8 @@ void blake3_subtree(const std::uint8_t* data, std::size_t size, std::uint64_t ch
     for (std::size_t at = 0; at == 0 || at < size; at += kBlockBytes) {
       const std::size_t count = std::min(kBlockBytes, size - at);
       const bool is_last = at + count == size;
-      compress(chaining, data + at, count, chunk, (at == 0 ? kChunkStart : 0) | (is_last ? kChunkEnd | root : 0));
+      const std::uint32_t flags = (at == 0 ? kChunkStart : 0u) | (is_last ? kChunkEnd | root : 0u);
+      compress(chaining, data + at, count, chunk, flags);
     }
     return;
   }

@@ -1,0 +1,187 @@
+// The core's parts by themselves.
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+
+#include "cache/child_table.hpp"
+#include "cache/digests.hpp"
+#include "cache/ghosts.hpp"
+#include "cache_player.hpp"
+
+using namespace caudex;
+
+namespace {
+
+std::string hex(const std::uint8_t* bytes, std::size_t count) {
+  std::string text;
+  char two[3];
+  for (std::size_t i = 0; i < count; ++i) {
+    std::snprintf(two, sizeof two, "%02x", bytes[i]);
+    text += two;
+  }
+  return text;
+}
+
+void digests_are_the_published_ones() {
+  std::uint8_t out[kDigestBytes];
+  const auto* abc = reinterpret_cast<const std::uint8_t*>("abc");
+  sha256(abc, 3, out);
+  CHECK(hex(out, 32) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  blake3(abc, 0, out);
+  CHECK(hex(out, 32) == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
+  blake3(abc, 3, out);
+  CHECK(hex(out, 32) == "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");
+}
+
+void a_child_table_is_a_map() {
+  std::mt19937 random(1);
+  ChildTable table;
+  std::map<std::uint64_t, NodeId> twin;
+  for (int i = 0; i < 200'000; ++i) {
+    const std::uint64_t key = std::uint64_t{random() % 500} << 32 | random() % 3;
+    auto found = twin.find(key);
+    CHECK(table.find(key, [](NodeId) { return true; }) == (found == twin.end() ? kNoNode : found->second));
+    if (found == twin.end()) {
+      twin[key] = static_cast<NodeId>(i + 1);
+      table.insert(key, static_cast<NodeId>(i + 1));
+    } else if (random() % 2 == 0) {
+      table.erase(key, found->second);
+      twin.erase(found);
+    }
+    CHECK(table.size() == twin.size());
+  }
+}
+
+void equal_keys_are_told_apart_by_the_caller() {
+  ChildTable table;
+  for (NodeId child = 1; child <= 50; ++child) table.insert(7, child);
+  for (NodeId child = 1; child <= 50; child += 2) table.erase(7, child);
+  for (NodeId child = 1; child <= 50; ++child) {
+    CHECK(table.find(7, [&](NodeId found) { return found == child; }) == (child % 2 == 0 ? child : kNoNode));
+  }
+}
+
+void ghosts_remember_the_last_ones() {
+  std::mt19937 random(2);
+  const std::size_t window = 40;
+  Ghosts<int> ghosts(window);
+  std::vector<std::pair<std::uint64_t, int>> twin;  // the oldest first; taken ones are marked by -1
+  for (int i = 0; i < 100'000; ++i) {
+    const std::uint64_t fingerprint = random() % 100;
+    auto found = std::find_if(twin.begin(), twin.end(),
+                              [&](auto& entry) { return entry.first == fingerprint && entry.second >= 0; });
+    const int* value = ghosts.find(fingerprint);
+    CHECK((value == nullptr) == (found == twin.end()));
+    if (value != nullptr) CHECK(*value == found->second);
+    if (random() % 3 == 0) {
+      CHECK(ghosts.take(fingerprint) == (found != twin.end()));
+      if (found != twin.end()) found->second = -1;
+    } else {
+      if (found != twin.end()) found->second = -1;
+      ghosts.add(fingerprint, i);
+      twin.emplace_back(fingerprint, i);
+      if (twin.size() > window) twin.erase(twin.begin());
+    }
+  }
+}
+
+// Hashes so weak that everything collides: nothing may match but what is equal.
+class WeakHasher final : public BlockHasher {
+ public:
+  std::uint32_t key_bytes() const override { return 8; }
+  void chain(const std::uint8_t*, const Token*, std::uint32_t, std::uint8_t* key) const override { std::memset(key, 1, 8); }
+  void root(std::string_view, std::uint8_t* key) const override { std::memset(key, 1, 8); }
+};
+
+void a_collision_is_a_miss() {
+  WeakHasher hasher;
+  BlockPool pool(64, 2, hasher.key_bytes());
+  Audiences audiences(0);
+  BlockTree tree(Grain::kBlock, pool, hasher, audiences);
+  const double now = 0.0;
+  tree.use_policy(make_policy("lru", {tree.nodes(), pool, now}));
+  const NodeId root = tree.add_root(0, "");
+  std::set<std::vector<Token>> stored;
+  for (Token a = 0; a < 5; ++a) {
+    for (Token b = 0; b < 5; ++b) {
+      const std::vector<Token> tokens = {a, b};
+      const BlockId block = pool.take();
+      std::copy(tokens.begin(), tokens.end(), pool.tokens(block));
+      hasher.chain(nullptr, nullptr, 0, pool.key(block));
+      CHECK(tree.walk(root, tokens.data(), 2, kOperator).end == 0);
+      tree.anchor(root);
+      const NodeId leaf = tree.add_leaf(root, 2, &block, 1, kEveryone);
+      tree.descend(root, leaf);
+      tree.release(leaf);
+      CHECK(tree.walk(root, tokens.data(), 2, kOperator).node == leaf);
+    }
+  }
+  while (tree.num_cached() > 0) pool.give(tree.evict().block);
+  CHECK(tree.nodes().count() == 1);
+}
+
+void a_million_children_cost_no_more_than_two() {
+  CacheOptions options;
+  options.num_blocks = 200'000;
+  options.block_size = 1;
+  PrefixCache cache(options);
+  for (Token token = 0; token < 150'000; ++token) {
+    const Token tokens[] = {token, 1};
+    Sequence sequence;
+    Prompt prompt;
+    prompt.tokens = tokens;
+    prompt.count = 2;
+    cache.begin(sequence, prompt);
+    cache.allocate(sequence, 1);
+    cache.commit(sequence, 1);
+    cache.release(sequence);
+  }
+  CHECK(cache.num_cached() == 150'000);
+  cache.clear();
+  CHECK(cache.num_nodes() == 1 && cache.num_free() == 200'000);
+}
+
+void splits_merge_back() {
+  CacheOptions options;
+  options.num_blocks = 64;
+  options.block_size = 4;
+  PrefixCache cache(options);
+  std::vector<Token> tokens(64);
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t length = 64; length > 1; length -= 3) {
+      Sequence sequence;
+      Prompt prompt;
+      prompt.tokens = tokens.data();
+      prompt.count = length;
+      cache.begin(sequence, prompt);
+      cache.allocate(sequence, length);
+      cache.commit(sequence, length);
+      cache.release(sequence);
+      cache.check_invariants();
+    }
+  }
+  Sequence whole;
+  Prompt prompt;
+  prompt.tokens = tokens.data();
+  prompt.count = tokens.size();
+  cache.begin(whole, prompt);
+  cache.allocate(whole, 64);
+  cache.commit(whole, 64);
+  cache.release(whole);
+  CHECK(cache.num_nodes() == 2);
+}
+
+}  // namespace
+
+int main() {
+  digests_are_the_published_ones();
+  a_child_table_is_a_map();
+  equal_keys_are_told_apart_by_the_caller();
+  ghosts_remember_the_last_ones();
+  a_collision_is_a_miss();
+  a_million_children_cost_no_more_than_two();
+  splits_merge_back();
+  std::puts("the core's parts are sound");
+  return 0;
+}
