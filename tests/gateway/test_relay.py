@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -112,3 +115,75 @@ def test_a_client_that_closes_at_done_has_had_all(
     assert eventually(lambda: gateway.metric("caudex_gateway_requests_total", status="200") >= 1, "it to count as 200")
     assert gateway.metric("caudex_gateway_client_disconnects_total") == 0
     assert gateway.metric("caudex_gateway_prompt_tokens_total") > 0
+
+
+class EchoWorker:
+    """Answers with what it got; if `one_answer_each`, closes a connection when a second request comes on it."""
+
+    def __init__(self, *, one_answer_each: bool = False) -> None:
+        self.one_answer_each = one_answer_each
+        self.unanswered = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        data, answered = b"", 0
+        with connection:
+            while piece := connection.recv(65536):
+                data += piece
+                head, found, body = data.partition(b"\r\n\r\n")
+                length = int(dict(re.findall(rb"(?i)(content-length): (\d+)", head)).get(b"content-length", 0))
+                if not found or len(body) < length:
+                    continue
+                if self.one_answer_each and answered:
+                    self.unanswered += 1
+                    return
+                text = data.decode("latin-1").encode()
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(text) + text)
+                data, answered = b"", answered + 1
+
+
+@pytest.fixture
+def echo() -> Iterator[EchoWorker]:
+    worker = EchoWorker()
+    yield worker
+    worker.socket.close()
+
+
+def test_uploads_go_through_and_connection_headers_do_not(echo: EchoWorker, start_gateway: Start) -> None:
+    gateway = start_gateway([echo])
+    upload = {"file": ("a.wav", b"\x00\xff\xfe binary", "audio/wav")}
+    headers = {"connection": "keep-alive, x-secret", "x-secret": "1", "x-kept": "2", "accept-encoding": "gzip"}
+    echoed = gateway.client.post("/v1/audio/transcriptions", files=upload, headers=headers).content
+    assert "\x00ÿþ binary".encode() in echoed
+    assert b"x-kept: 2" in echoed
+    assert b"x-secret" not in echoed
+    assert b"gzip" not in echoed
+    assert f"host: 127.0.0.1:{echo.port}".encode() in echoed
+
+
+@pytest.mark.parametrize("path", ["/v1/../reset_prefix_cache", "/v1/%2e%2e/reset_prefix_cache"])
+def test_paths_do_not_lead_out_of_v1(path: str, echo: EchoWorker, start_gateway: Start) -> None:
+    gateway = start_gateway([echo])
+    with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400")
+
+
+def test_a_kept_connection_that_was_being_closed_costs_the_only_worker_nothing(start_gateway: Start) -> None:
+    worker = EchoWorker(one_answer_each=True)
+    gateway = start_gateway([worker], "--probe-interval", "20")
+    answers = [gateway.chat(f"p{i}") for i in range(6)]
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert worker.unanswered >= 1
+    worker.socket.close()

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("caudex.gateway")
 
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"accept-encoding"}
+"""Besides what concerns one connection: what is written anew, and what would let a worker compress events, which are
+looked at here."""
 
 
 class Forwarding:
@@ -180,7 +182,9 @@ class Forwarding:
     def _request_for(self, worker: Worker) -> bytes:
         request, settings, endpoint = self._request, self._gateway.settings, worker.pool.endpoint
         hide_key = settings.worker_api_key is not None or not self._gateway.tenants.open
-        dropped = _NOT_FORWARDED | {b"authorization"} if hide_key else _NOT_FORWARDED
+        dropped = _NOT_FORWARDED | _named_by_connection(request.headers)
+        if hide_key:
+            dropped |= {b"authorization"}
         headers: list[Header] = [header for header in request.headers if header[0] not in dropped]
         headers.append((b"host", endpoint.authority))
         if settings.worker_api_key is not None:
@@ -190,3 +194,11 @@ class Forwarding:
             headers.append((b"content-length", b"%d" % len(request.body)))
         target = endpoint.base_path.encode() + request.target
         return head(b"%b %b HTTP/1.1\r\n" % (request.method.encode(), target), headers) + request.body
+
+
+def _named_by_connection(headers: list[Header]) -> frozenset[bytes]:
+    """Headers that the client says are for this connection only."""
+    named = [
+        value for name, value in headers if name == b"connection" and value.lower() not in (b"keep-alive", b"close")
+    ]
+    return frozenset(token.strip().lower() for value in named for token in value.split(b","))

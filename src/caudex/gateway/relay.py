@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
 
 
+_PROMPT_PATHS = frozenset(
+    {b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages", b"/v1/embeddings"}
+)
+
+
+def _must_be_json(request: HttpRequest) -> bool:
+    """Whether the body is one to look into. What has a prompt is, whatever type it is said to be; uploads are not."""
+    if request.method != "POST" or not request.body:
+        return False
+    content_type = request.header(b"content-type")
+    return request.path in _PROMPT_PATHS or content_type is None or b"json" in content_type
+
+
 class Relay:
     """Serves requests under /v1 from the workers. With no worker available the answer is 503 at once."""
 
@@ -25,15 +38,17 @@ class Relay:
 
     async def serve(self, request: HttpRequest, client: ClientConnection, record: AccessRecord) -> None:
         gateway = self._gateway
+        if b".." in request.path or b"%" in request.path:
+            raise HttpError(400, "the path must be plain: without dots that lead upwards, and without escapes")
         tenant = gateway.tenants.authenticate(request.header(b"authorization"))
         record.tenant = tenant.name
         if gateway.rules is not None and request.method == "POST":
             request.body, changed = gateway.rules.apply(request.body)
             for rule in changed:
                 gateway.metrics.rules.labels(rule).inc()
-        body = decode_body(request.body) if request.method == "POST" and request.body else Body()
+        body = decode_body(request.body) if _must_be_json(request) else Body()
         salt = tenant.cache_salt(body.cache_salt if isinstance(body.cache_salt, str) else "")
-        if tenant.salt is not None and request.body:
+        if tenant.salt is not None and _must_be_json(request):
             request.body = with_cache_salt(request.body, body, salt)
         features = describe(body, session_header=request.header(b"x-session-id"), tenant=tenant.name, salt=salt)
         if gateway.token_prompts is not None and len(features.keys):
