@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,62 @@ def test_labelled_mutants_of_the_trace_collection(name: str, traces: Path) -> No
     mutant = analyze(traces / "mutants" / f"{name}.openai.jsonl.gz")
     assert mutant.breakers[0].kind == LABELLED[name]
     assert mutant.breakers[0].hit_rate_if_mended == pytest.approx(base.infinite_hit_rate, abs=0.01)
+
+
+def _write(path: Path, bodies: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    return path
+
+
+def test_blocks_too_large_for_the_shared_part(tmp_path: Path) -> None:
+    shared = "The same opening for all. " * 60
+    rng = random.Random(0)
+    log = _write(tmp_path / "log.jsonl", [{"prompt": f"{shared}\n{rng.randbytes(200).hex()}"} for _ in range(40)])
+    usual, large = (analyze(log, block_size=size, policies=["lru"]) for size in (16, 512))
+    assert usual.is_clean
+    assert large.infinite_hit_rate == 0
+    assert large.breakers[0].kind == "block_size_too_large"
+    assert large.breakers[0].hit_rate_if_mended == pytest.approx(usual.infinite_hit_rate)
+
+
+def test_round_robin_over_replicas(tau_bodies: list[Any], tmp_path: Path) -> None:
+    routed = [{**body, "replica": f"pod-{number % 4}"} for number, body in enumerate(tau_bodies)]
+    found = analyze(_write(tmp_path / "log.jsonl", routed), policies=["lru"])
+    assert found.breakers[0].kind == "spread_over_replicas"
+    assert found.breakers[0].hit_rate_if_mended == found.infinite_hit_rate
+    assert found.breakers[0].details["hit_rate_as_routed"] < found.infinite_hit_rate - 0.05
+
+
+PLANTED_IN_PROMPTS = {
+    "clock": lambda number, text: f"Time: 10:{number // 60:02d}:{number % 60:02d}\n{text}",
+    "request_id": lambda number, text: f"Request {0x9E3779B97F4A7C15 * (number + 1) % 2**64:016x}\n{text}",
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED_IN_PROMPTS)
+def test_plain_prompts(kind: str, tau_bodies: list[Any], tmp_path: Path) -> None:
+    texts = ["\n\n".join(m.get("content") or "-" for m in body["messages"]) for body in tau_bodies]
+    clean = analyze(_write(tmp_path / "clean.jsonl", [{"prompt": text} for text in texts]), policies=["lru"])
+    assert clean.is_clean
+    planted = [{"prompt": PLANTED_IN_PROMPTS[kind](number, text)} for number, text in enumerate(texts)]
+    found = analyze(_write(tmp_path / "planted.jsonl", planted), policies=["lru"])
+    assert found.breakers[0].kind == kind
+    assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
+
+
+def test_token_ids_alone_show_where_requests_diverge(tau_bodies: list[Any], tmp_path: Path) -> None:
+    tokens = [array.tolist() for array in encoder().encode(requests_of(tau_bodies))]
+    sessions = [body["session_id"] for body in tau_bodies]
+
+    def log(name: str, prompts: list[list[int]]) -> Path:
+        rows = [{"prompt_token_ids": p, "session_id": s} for p, s in zip(prompts, sessions, strict=True)]
+        return _write(tmp_path / name, rows)
+
+    clean = analyze(log("clean.jsonl", tokens), policies=["lru"])
+    assert clean.is_clean
+    planted = [[1, 2, 3, 1000 + number, *prompt] for number, prompt in enumerate(tokens)]
+    found = analyze(log("planted.jsonl", planted), policies=["lru"])
+    assert found.breakers[0].kind == "varying_value"
+    assert found.breakers[0].where.token == 3
+    assert {example.value for example in found.breakers[0].examples} <= {str(1000 + n) for n in range(100)}
+    assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)

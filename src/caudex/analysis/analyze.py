@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caudex.analysis.breakers.search import SEARCH_REQUESTS, find_breakers
+from caudex.analysis.breakers.search import SEARCH_REQUESTS
 from caudex.analysis.corpus import Corpus
 from caudex.analysis.curves import (
     block_size_rows,
@@ -20,22 +20,20 @@ from caudex.analysis.curves import (
     tier_rows,
 )
 from caudex.analysis.decision import Evidence, decide, pool_blocks_on, prefill_speed
+from caudex.analysis.findings import NOT_SEARCHED, search_breakers
 from caudex.analysis.kv_size import kv_size
 from caudex.analysis.measure import Measured, Meter
-from caudex.analysis.mended import measure_mended
 from caudex.analysis.models import find_gpu
 from caudex.analysis.policies import check_policies, default_policies
 from caudex.analysis.repetition import groups, repetition
 from caudex.analysis.replicas import routing_rows
-from caudex.analysis.results import Analysis, Breaker, ReadSummary, RecoveredTemplate, SharedPrefix
-from caudex.analysis.shape import shape_breakers
+from caudex.analysis.results import Analysis, ReadSummary, RecoveredTemplate, SharedPrefix
 from caudex.analysis.templates import recover_templates
 from caudex.analysis.tree import PrefixNode, prefix_tree
 from caudex.cache.hit_curve import hit_curve
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log
-from caudex.trace.request import Request
 from caudex.trace.table import TraceInfo
 
 DEFAULT_BLOCK_SIZE = 16
@@ -106,8 +104,7 @@ def analyze(
     )
     stage("breakers")
     template = opened.template_description()
-    found, mended_log, searched = _breakers(opened, corpus, measured, size, unit, breakers, stage)
-    mended = measure_mended(mended_log, opened.encoder, size, kv) if mended_log and opened.encoder is not None else None
+    searched = search_breakers(opened, corpus, measured, size, unit, kv, stage) if breakers else NOT_SEARCHED
     templates = _templates(opened, corpus, size) if breakers else []
     sizes = block_size_rows(measured, unit)
     repeated = repetition(measured, rate)
@@ -120,7 +117,7 @@ def analyze(
             lru_at=curve.hit_rate,
             block_size=size,
             block_sizes=sizes,
-            mended=mended,
+            mended=searched.mended,
             routing=routing,
             kv=kv,
             gpu=device,
@@ -147,9 +144,9 @@ def analyze(
         block_sizes=sizes,
         tiers=tier_rows(measured, curve, pool_for_tiers, kv),
         routing=routing,
-        breakers=tuple(found),
-        breakers_searched=searched,
-        mended=mended,
+        breakers=searched.breakers,
+        breakers_searched=searched.where,
+        mended=searched.mended,
         templates=tuple(templates),
         prefixes=_shared_prefixes(measured, corpus, opened.encoder),
         reuse_over_time=_over_time(measured),
@@ -197,42 +194,6 @@ def _measure(opened: Log, size: int) -> Measured:
 
 def _capacity(value: int | str, size: int, kv: Any) -> int:
     return parse_capacity(str(value), size, kv)
-
-
-def _breakers(
-    opened: Log, corpus: Corpus, measured: Measured, size: int, unit: int, wanted: bool, stage: Stage
-) -> tuple[list[Breaker], list[Request], str]:
-    """The breakers, the log with those of its text mended (empty where there are none), and where was looked."""
-    if not wanted:
-        return [], [], "not looked for"
-    found = list(shape_breakers(measured, unit))
-    if opened.encoder is None or not corpus.requests:
-        searched = (
-            "in block sizes and routing only: a trace of hashes or tokens without text does not show what diverges"
-        )
-        return found, [], searched
-    findings, mended = find_breakers(corpus.requests, opened.encoder, size, progress=stage)
-    found += [
-        Breaker(
-            kind=finding.candidate.kind,
-            title=finding.candidate.title,
-            where=finding.place,
-            examples=finding.candidate.examples,
-            requests=finding.requests,
-            tokens_lost=finding.tokens_lost,
-            hit_rate_if_mended=finding.hit_rate_if_mended,
-            hit_rate_if_all_mended=finding.hit_rate_if_all_mended,
-            mend=finding.candidate.mend,
-            rule=finding.candidate.rule,
-            details=finding.candidate.details,
-        )
-        for finding in findings
-    ]
-    found.sort(key=lambda breaker: -breaker.tokens_lost)
-    searched = (
-        "all requests" if corpus.complete else f"the first {len(corpus.requests):,} requests (256 MiB of distinct text)"
-    )
-    return found, mended if findings else [], f"in {searched}"
 
 
 def _templates(opened: Log, corpus: Corpus, size: int) -> list[RecoveredTemplate]:

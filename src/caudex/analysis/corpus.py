@@ -24,7 +24,7 @@ class Corpus:
         self.requests: list[Request] = []
         self.complete = True
         self.sessions_inferred = False
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._used_bytes = 0
         self._known: dict[bytes, Any] = {}
         self._finder = _SessionFinder()
@@ -32,7 +32,7 @@ class Corpus:
     def add(self, request: Request) -> None:
         if not self.complete:
             return
-        if self._used_bytes > self._max_bytes:
+        if self._used_bytes > self.max_bytes:
             self.complete = False
             return
         if request.messages is not None:

@@ -11,6 +11,7 @@ from caudex.analysis.align import differences, is_glue, lines_of, resemblance, s
 MIN_SIMILARITY = 0.5
 MAX_SAMPLES = 32
 FEW_LINES = 8
+ANCHOR_CHARS = 200
 MAX_FAMILIES = 8
 _WORD_BEFORE = re.compile(r"[\w:.\-/+@]*$")
 _WORD_AFTER = re.compile(r"[\w:.\-/+@]*")
@@ -67,11 +68,12 @@ class Family:
     members: dict[str, int]
 
 
-def recover_families(texts: Counter[str]) -> list[Family]:
+def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Family]:
     """Groups texts that are variants of one another, and gives each group of two or more its template.
 
     Greedy: the most frequent text left is the reference, and texts at least half like it are its family. A template is
     made from up to MAX_SAMPLES members and then tried on all of them; those it does not fit stay for the next round.
+    With `open_end` texts are alike at their beginning only, and the last slot takes what follows (see `_open_ended`).
     """
     left = Counter(texts)
     families: list[Family] = []
@@ -79,6 +81,8 @@ def recover_families(texts: Counter[str]) -> list[Family]:
         reference = left.most_common(1)[0][0]
         members = _sample_members(reference, left)
         template = _template_of(reference, members)
+        if template is not None and open_end:
+            template = _open_ended(template)
         fitting = {text: left[text] for text in left if template is not None and template.values(text) is not None}
         if template is not None and len(fitting) > 1:
             families.append(Family(template, dict(Counter(fitting).most_common())))
@@ -132,6 +136,15 @@ def _template_of(reference: str, members: list[str]) -> Template | None:
         position = max(position, end)
     literals.append(reference[position:])
     return Template(_without_slight_literals(literals))
+
+
+def _open_ended(template: Template) -> Template | None:
+    """The template up to the beginning of its last long literal that has a slot before it, and a slot for all that
+    follows. None where no fixed text comes behind a slot: what varies there is simply what is new."""
+    last = max((n for n, literal in enumerate(template.literals) if n > 0 and len(literal) >= ANCHOR_CHARS), default=0)
+    if not last:
+        return None
+    return Template((*template.literals[:last], template.literals[last][:ANCHOR_CHARS], ""))
 
 
 def _whole_words(text: str, start: int, end: int) -> tuple[int, int]:

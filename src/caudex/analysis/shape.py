@@ -22,10 +22,11 @@ def shape_breakers(measured: Measured, unit: int) -> Iterator[Breaker]:
 
 
 def _block_too_large(measured: Measured, unit: int) -> Iterator[Breaker]:
-    """Prompts share more than whole blocks of this size can hold. Told where the log shows finer than the block."""
+    """Prompts share more than whole blocks of this size can hold. Told for blocks above the usual size, where the log
+    shows finer than the block."""
     size = measured.trace.block_size
-    finer = max(unit, USUAL_BLOCK_SIZE) if size > USUAL_BLOCK_SIZE else unit
-    if finer >= size or size % finer:
+    finer = max(unit, USUAL_BLOCK_SIZE)
+    if finer >= size:
         return
     most = np.maximum(measured.lengths - 1, 0)
     in_finer = np.minimum(measured.exact_tokens, most) // finer * finer

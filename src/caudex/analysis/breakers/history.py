@@ -251,10 +251,11 @@ def _changes(
 
 
 def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
-    """How the turns sent before became these. The last turn sent may come back edited, with new turns after it."""
+    """How the turns sent before became these. The last turn sent may come back edited, with new turns after it; the
+    last paragraph of a plain prompt is no turn, and is simply written on."""
     matcher = SequenceMatcher(None, [_key(t) for t in sent], [_key(t) for t in turns], autojunk=False)
     steps = [_Step(*opcode) for opcode in matcher.get_opcodes()]
-    if not steps or steps[-1].tag != "replace":
+    if not steps or steps[-1].tag != "replace" or sent[-1].get("role") == "text":
         return steps
     _, i1, i2, j1, j2 = steps[-1]
     pairs = 0

@@ -17,7 +17,7 @@ _MAX_PARAGRAPHS = 4000
 
 def find_plain_history_breakers(requests: list[Request]) -> Iterator[Candidate]:
     """As `find_history_breakers`, on prompts that are one text; the mended text is its paragraphs joined again."""
-    if not any(request.text for request in requests):
+    if not any(_PARAGRAPH.search(request.text or "") for request in requests):
         return
     for candidate in find_history_breakers(_with_turns(requests)):
         place = replace(

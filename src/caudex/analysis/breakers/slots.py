@@ -115,7 +115,7 @@ def find_slots(requests: list[Request]) -> Iterator[Candidate]:
         drift = _whitespace_drift(site, texts, requests)
         if drift is not None:
             yield drift
-        for family in recover_families(Counter(texts.values())):
+        for family in recover_families(Counter(texts.values()), open_end=site.role is None and site.tool is None):
             yield from _family_candidates(site, family, texts, requests)
 
 
