@@ -109,7 +109,7 @@ def main() -> None:
         model=options.model, num_blocks=options.num_blocks, num_threads=options.num_threads, max_num_seqs=8, debug=True
     )
     with Engine.load(config) as engine:
-        cases = make_cases(rng, 1000, min(900, engine.max_model_len - 100))
+        cases = make_cases(rng, engine.tokenizer.vocab_size, min(900, engine.max_model_len - 100))
         table = Table("minutes", "requests", "cancelled", "preempted", "hit rate", "resident MB")
         started, last_row, bursts, cancelled = time.monotonic(), 0.0, 0, 0
         while time.monotonic() - started < options.minutes * 60:
