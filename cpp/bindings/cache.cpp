@@ -555,6 +555,21 @@ void bind_cache(nb::module_& m) {
              return self.shared->locked_without_gil([](PrefixCache& cache) { return cache.compact(); });
            },
            "Moves blocks down so that the free ones lie together at the end; returns the block copies to execute.")
+      .def("save",
+           [](PyCache& self) {
+             const std::string file = self.shared->locked_without_gil([](PrefixCache& cache) { return cache.save(); });
+             return nb::bytes(file.data(), file.size());
+           },
+           "The index as bytes, without KV: for tiers, and for whoever has to start again.")
+      .def("load",
+           [](PyCache& self, nb::bytes file) {
+             const std::string_view bytes(file.c_str(), file.size());
+             self.shared->locked_without_gil([&](PrefixCache& cache) { cache.load(bytes); });
+           },
+           nb::arg("file"),
+           "Takes over a saved index, block numbers and order of eviction (LRU) included, into an empty cache of the same "
+           "block size, index and sharing policy. A file that is truncated, damaged or foreign raises ValueError, and "
+           "nothing of it is taken.")
       .def("enable_events",
            [](PyCache& self, std::int64_t max_blocks) {
              const std::uint32_t count = to_option(max_blocks, "max_blocks", 1, kMaxBlocks);

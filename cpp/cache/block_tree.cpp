@@ -408,6 +408,14 @@ std::vector<Token> BlockTree::continuation(const Walk& walk, Tenant viewer, std:
   return tokens;
 }
 
+void BlockTree::append_nodes(NodeId root, std::vector<NodeId>& nodes) const {
+  for_each_below(root, [&](NodeId id) { nodes.push_back(id); });
+}
+
+void BlockTree::copy_tokens(NodeId id, Token* tokens) const {
+  for (Position at = nodes_[id].start; at < nodes_[id].end; ++at) *tokens++ = token_at(id, at);
+}
+
 void BlockTree::for_each_token(const std::function<void(Token)>& visit) const {
   for (NodeId root : roots_) {
     if (root == kNoNode) continue;

@@ -95,6 +95,8 @@ class BlockTree {
 
   // The tenant has computed what lies between its anchor at `above` and `node` itself, so it may see it from now on.
   void credit(NodeId above, NodeId node, Tenant tenant);
+  // Takes over the caller's hold of the audience.
+  void set_audience(NodeId node, AudienceId audience);
   // Everyone may see the path to `node`.
   void publish(NodeId node);
 
@@ -130,6 +132,10 @@ class BlockTree {
   Occupancy occupancy(NodeId root) const;
   // Up to `count` tokens with which a cached prompt goes on after the walk, where that tenant may see one.
   std::vector<Token> continuation(const Walk& walk, Tenant viewer, std::size_t count) const;
+  // All nodes below a root, parents first.
+  void append_nodes(NodeId root, std::vector<NodeId>& nodes) const;
+  // The tokens of a node, without its ancestors'.
+  void copy_tokens(NodeId node, Token* tokens) const;
   void for_each_token(const std::function<void(Token)>& visit) const;
 
   // Throws InvariantError. Marks every block of the tree in `owned`, and throws if one is marked already.
@@ -149,7 +155,6 @@ class BlockTree {
   void join(NodeId upper, NodeId lower);
   void link_child(NodeId parent, NodeId child);
   void unlink_child(NodeId child);
-  void set_audience(NodeId node, AudienceId audience);
   void discard(NodeId node);
   void lock(NodeId node);
   void unlock(NodeId node);

@@ -6,13 +6,12 @@ namespace caudex {
 namespace {
 
 constexpr Token kNeverSeen = -1;
-constexpr std::uint32_t kNumCodes = (1u << 30) - 1;
 
 // FNV-1a, folded: the same everywhere. It only has to spread; exactness comes from the book.
 std::uint32_t spread(const std::string& key) {
   std::uint64_t hash = 0xCBF29CE484222325u;
   for (unsigned char c : key) hash = (hash ^ c) * 0x100000001B3u;
-  return static_cast<std::uint32_t>((hash ^ (hash >> 32)) % kNumCodes);
+  return static_cast<std::uint32_t>((hash ^ (hash >> 32)) % ContentBook::kNumCodes);
 }
 
 }  // namespace

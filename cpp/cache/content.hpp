@@ -29,7 +29,15 @@ class ContentBook {
   // The same for a look-up: content that was never seen gets a value that matches nothing.
   void read(const std::vector<ContentRange>& ranges, std::vector<Token>& tokens) const;
 
+  static constexpr std::uint32_t kNumCodes = (1u << 30) - 1;
+
   std::size_t size() const { return codes_.size(); }
+  const std::unordered_map<std::uint32_t, std::string>& keys() const { return keys_; }
+  // Takes over a key with the code it had elsewhere.
+  void insert(std::uint32_t code, const std::string& key) {
+    codes_[key] = code;
+    keys_[code] = key;
+  }
   // Forgets all content but that whose tokens are in `live`.
   void keep_only(const std::unordered_set<std::uint32_t>& live_codes);
   static std::uint32_t code_of(Token token) { return static_cast<std::uint32_t>(-(token + 2)) / 2; }

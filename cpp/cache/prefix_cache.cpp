@@ -8,8 +8,6 @@
 namespace caudex {
 namespace {
 
-constexpr std::size_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
-
 void require_running(const Sequence& sequence) {
   if (!sequence.running) throw std::invalid_argument("this sequence has been released: begin() a new one");
 }
@@ -52,10 +50,15 @@ const PrefixCache::Space* PrefixCache::find_space(const Prompt& prompt) const {
 SpaceId PrefixCache::open_space(const Prompt& prompt) {
   std::string name = tree_name(prompt);
   auto found = space_ids_.find(name);
+  return found != space_ids_.end() ? found->second : open_tree(std::string(prompt.space), std::move(name));
+}
+
+SpaceId PrefixCache::open_tree(std::string name, std::string tree_name) {
+  auto found = space_ids_.find(tree_name);
   if (found != space_ids_.end()) return found->second;
   const auto id = static_cast<SpaceId>(spaces_.size());
-  spaces_.push_back({std::string(prompt.space), name, tree_.add_root(id, name), {}, {}});
-  space_ids_.emplace(std::move(name), id);
+  spaces_.push_back({std::move(name), tree_name, tree_.add_root(id, tree_name), {}, {}});
+  space_ids_.emplace(std::move(tree_name), id);
   return id;
 }
 

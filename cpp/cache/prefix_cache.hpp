@@ -22,6 +22,8 @@
 
 namespace caudex {
 
+inline constexpr std::size_t kMaxTokens = INT32_MAX;  // of one request
+
 struct CacheOptions {
   std::uint32_t num_blocks = 0;
   std::uint32_t block_size = 16;
@@ -104,6 +106,11 @@ class PrefixCache {
   // Moves blocks down so that all free ones lie at the end. Returns the copies to execute, likewise.
   std::vector<BlockCopy> compact();
 
+  // The index as bytes; and the same index again, in an empty cache of the same shape and at least that many blocks.
+  // load() throws std::invalid_argument for what is truncated, damaged, foreign or of another shape, and changes nothing.
+  std::string save() const;
+  void load(std::string_view file);
+
   // From now on, changes are collected for take_events(), up to that many blocks between two calls.
   void enable_events(std::size_t max_blocks) { events_.enable(max_blocks); }
   std::vector<CacheEvent> take_events() { return events_.take(); }
@@ -144,6 +151,17 @@ class PrefixCache {
     std::vector<std::vector<Token>> registered;
   };
 
+  struct Saved;
+  struct SavedNode;
+  struct SavedSpace;
+  template <typename Out>
+  void save_nodes(Out& out) const;
+  Saved parse(std::string_view payload) const;
+  void require_consistent(const Saved& saved) const;
+  void adopt_saved(const Saved& saved);
+  void adopt_node(const Saved& saved, const SavedNode& node, SpaceId space);
+
+  SpaceId open_tree(std::string name, std::string tree_name);
   std::string tree_name(const Prompt& prompt) const;
   const Space* find_space(const Prompt& prompt) const;
   SpaceId open_space(const Prompt& prompt);

@@ -37,6 +37,7 @@ class Audiences {
   AudienceId only(Tenant tenant);
   void hold(AudienceId id);
   void drop(AudienceId id);
+  const std::vector<Tenant>& members(AudienceId id) const { return sets_[id].tenants; }
   std::size_t count() const { return ids_.size(); }
 
  private:
