@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -110,13 +111,11 @@ def file() -> bytes:
 
 def refused(file: bytes, **options: Any) -> bool:
     cache = PrefixCache(20, **{"block_size": 3, **options})
-    try:
+    with contextlib.suppress(ValueError):
         cache.load(file)
-    except ValueError as error:
-        assert "cannot be loaded" in str(error)
-        cache.check_invariants()
-        return cache.num_cached_blocks == 0 and cache.num_free_blocks == 20
-    return False
+        return False
+    cache.check_invariants()
+    return cache.num_cached_blocks == 0 and cache.num_free_blocks == 20
 
 
 def test_a_truncated_file_is_refused_whole(file: bytes) -> None:

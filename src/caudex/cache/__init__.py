@@ -15,10 +15,10 @@ from caudex._core import (
     policy_names,
 )
 from caudex._core import CacheSequence as Sequence
-from caudex.cache.policy import Policy
 from caudex.cache.block_trace import BlockTrace
 from caudex.cache.clairvoyant import ClairvoyantBound, clairvoyant
 from caudex.cache.hit_curve import HitCurve, hit_curve, hit_curves
+from caudex.cache.policy import Policy
 from caudex.cache.prefix_cache import PrefixCache
 from caudex.cache.replay import ReplayResult, ReplaySettings, replay
 from caudex.cache.token_trace import TokenTrace
