@@ -114,7 +114,7 @@ async def work_unless_gone(reader: asyncio.StreamReader, answer: Coroutine[Any, 
     work = asyncio.ensure_future(answer)
     while not work.done():
         await asyncio.wait({work}, timeout=0.02)
-        if reader.at_eof() and not work.done():
+        if (reader.at_eof() or reader.exception() is not None) and not work.done():
             STATS["cancelled"] += 1
             work.cancel()
             raise ConnectionError
