@@ -19,12 +19,19 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    code, output = run(TRACE, "--limit", "200", "--policy", "round_robin,cost", "--kill", "5:0", "--json", str(report))
+    page = tmp_path / "report.html"
+    flags = ["--policy", "round_robin,cost", "--kill", "5:0", "--json", str(report), "--html", str(page)]
+    code, output = run(TRACE, "--limit", "200", *flags)
     assert code == 0
     figures = json.loads(report.read_text())["policies"]
     assert [row["policy"] for row in figures] == ["round_robin", "cost"]
     assert all(row["finished"] == 200 for row in figures)
     assert all(f"{row['hit_rate']:.1%}" in output for row in figures)
+    html = page.read_text()
+    assert all(html.count(f">{row['policy']}<") >= 1 for row in figures)
+    assert html.count("<svg") == 2
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    assert "<script" not in html
 
 
 @pytest.mark.parametrize(

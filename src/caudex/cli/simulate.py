@@ -11,7 +11,7 @@ import click
 from caudex.routing import POLICIES
 
 if TYPE_CHECKING:
-    from caudex.simulate import CostModel, FleetChange, SimulationSettings, Workload
+    from caudex.simulate import CostModel, FleetChange, SimulationResult, SimulationSettings, Workload
 
 DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 
@@ -45,13 +45,15 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also writes all figures here."
 )
-def command(trace: Path, policies: str, json_path: Path | None, **options: Any) -> None:
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="A page with plots.")
+def command(trace: Path, policies: str, json_path: Path | None, html_path: Path | None, **options: Any) -> None:
     """Replay a request log or hash TRACE over a fleet of replicas and compare routing policies.
 
     Every replica runs the real cache at its real capacity; time comes from a roofline of --model on --gpu, or from
     measured steps (--fit).
     """
-    from caudex.simulate import read_workload
+    from caudex.report.simulation import simulation_page
+    from caudex.simulate import Slo, read_workload
     from caudex.trace.errors import TraceError
 
     try:
@@ -64,16 +66,21 @@ def command(trace: Path, policies: str, json_path: Path | None, **options: Any) 
         elif options["speed"] is not None:
             workload = workload.faster(options["speed"])
         cost, capacity = _cost_and_capacity(options)
+        slo = Slo(options["slo_ttft"], options["slo_tpot"])
+        results: list[SimulationResult] = []
         if options["sequential"]:
             figures = _sequential(workload, names, capacity, options)
         else:
-            figures = _timed(workload, names, cost, capacity, options)
+            results = _timed(workload, names, cost, capacity, options)
+            figures = [result.summary(slo) for result in results]
     except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     _print_table(figures, sequential=options["sequential"])
     if json_path is not None:
         report = {"version": 1, "trace": trace.name, "capacity_tokens": capacity, "policies": figures}
         json_path.write_text(json.dumps(report, indent=2) + "\n")
+    if html_path is not None and results:
+        html_path.write_text(simulation_page(trace.name, results, slo), encoding="utf-8")
 
 
 def _policy_names(text: str) -> list[str]:
@@ -156,22 +163,20 @@ def _changes(texts: tuple[str, ...], kind: Any) -> list[FleetChange]:
 
 def _timed(
     workload: Workload, names: list[str], cost: CostModel, capacity: int, options: dict[str, Any]
-) -> list[dict[str, Any]]:
+) -> list[SimulationResult]:
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    from caudex.simulate import FleetSimulation, Slo
+    from caudex.simulate import FleetSimulation
 
-    slo = Slo(options["slo_ttft"], options["slo_tpot"])
-    figures = []
+    results = []
     columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for name in names:
             task = progress.add_task(name, total=len(workload))
             simulation = FleetSimulation(workload, _settings(workload, name, capacity, options), cost)
-            result = simulation.run(lambda done, total, task=task: progress.update(task, completed=done))  # type: ignore[misc]
-            figures.append(result.summary(slo))
-    return figures
+            results.append(simulation.run(lambda done, total, task=task: progress.update(task, completed=done)))  # type: ignore[misc]
+    return results
 
 
 def _sequential(workload: Workload, names: list[str], capacity: int, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,106 @@
+"""A simulation as one self-contained page: the policies side by side, and how first-token times spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudex.report.numbers import percent
+from caudex.report.svg import Mark, Point, Series, line_plot
+from caudex.simulate import SimulationResult, Slo
+
+_NUM_POINTS = 120
+_NUM_WINDOWS = 60
+
+
+def simulation_page(title: str, results: Sequence[SimulationResult], slo: Slo) -> str:
+    """A whole HTML document. It loads nothing: styles and plots are inside, and there is no script."""
+    style = files("caudex.report").joinpath("page.css").read_text(encoding="utf-8")
+    sections = [_table(results, slo), _ttft(results, slo), _hit_rate(results)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>Simulation: {escape(title)}</title><style>{style}</style></head>"
+        f"<body><main><p class=source>{escape(title)}</p><h1>{_headline(results)}</h1>{''.join(sections)}"
+        "</main></body></html>\n"
+    )
+
+
+def _headline(results: Sequence[SimulationResult]) -> str:
+    finite = [result for result in results if not np.isnan(result.ttft).all()]
+    if not finite:
+        return "No request was finished"
+    best = min(finite, key=lambda result: float(np.nanmean(result.ttft)))
+    return f"{escape(best.policy)}: first token after {np.nanmean(best.ttft):,.2f} s in the mean, the least"
+
+
+def _table(results: Sequence[SimulationResult], slo: Slo) -> str:
+    head = ("policy", "hit rate", "busiest / mean", "TTFT p50", "p90", "p99", "TPOT p50", "p99", "in SLO", "good req/s")
+    rows = []
+    for result in results:
+        row = result.summary(slo)
+        cells = [
+            escape(result.policy),
+            percent(row["hit_rate"]),
+            f"{row['imbalance']:.2f}",
+            *(f"{row['ttft'][name]:,.2f} s" for name in ("p50", "p90", "p99")),
+            *(f"{row['tpot'][name] * 1e3:,.1f} ms" for name in ("p50", "p99")),
+            percent(row["slo_share"]),
+            f"{row['goodput_requests_per_second']:,.2f}",
+        ]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    heads = "".join(f"<th>{name}</th>" for name in head)
+    note = f"SLO: first token within {slo.ttft:g} s, {slo.tpot * 1e3:g} ms between tokens."
+    return (
+        f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f"</div><p>{note}</p></section>"
+    )
+
+
+def _ttft(results: Sequence[SimulationResult], slo: Slo) -> str:
+    lines = [Series(r.policy, _distribution(r.ttft), f"s{i % 8}") for i, r in enumerate(results)]
+    plot = line_plot(
+        lines,
+        x_label="seconds to the first token",
+        y_label="share of requests",
+        x_text=lambda x: f"{x:.3g}",
+        log_x=True,
+        marks=[Mark(slo.ttft, "SLO")],
+        title="Share of requests by time to first token",
+    )
+    return f"<section><h2>Time to first token</h2>{plot}</section>"
+
+
+def _hit_rate(results: Sequence[SimulationResult]) -> str:
+    lines = [Series(r.policy, _hit_rate_over_time(r), f"s{i % 8}") for i, r in enumerate(results)]
+    plot = line_plot(
+        lines,
+        x_label="seconds from the first arrival",
+        y_label="hit rate",
+        x_text=lambda x: f"{x:,.0f}",
+        title="Token hit rate over time",
+    )
+    return f"<section><h2>Hit rate over time</h2>{plot}</section>"
+
+
+def _distribution(values: NDArray[np.float64]) -> list[Point]:
+    """Points of the cumulative distribution."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return []
+    at = np.unique(np.linspace(0, len(known) - 1, _NUM_POINTS).astype(int))
+    return [(max(float(known[i]), 1e-6), (i + 1) / len(values)) for i in at.tolist()]
+
+
+def _hit_rate_over_time(result: SimulationResult) -> list[Point]:
+    edges = np.linspace(0.0, float(result.arrivals[-1]) or 1.0, _NUM_WINDOWS + 1)
+    window = np.clip(np.searchsorted(edges, result.arrivals, side="right") - 1, 0, _NUM_WINDOWS - 1)
+    cached = np.bincount(window, weights=result.cached_tokens, minlength=_NUM_WINDOWS)
+    prompt = np.bincount(window, weights=result.input_lengths, minlength=_NUM_WINDOWS)
+    middles = (edges[1:] + edges[:-1]) / 2
+    return [(float(middles[i]), float(cached[i] / prompt[i])) for i in range(_NUM_WINDOWS) if prompt[i] > 0]
