@@ -294,7 +294,7 @@ def _gap_kind(old: list[Message], new: list[Message]) -> str:
 def _edit_kind(old: Message, new: Message) -> str:
     """What an edit of one message is. The text says most; what it cannot say is a rewrite."""
     before, after = _whole_text(old), _whole_text(new)
-    if _has_reasoning(old) != _has_reasoning(new) and _without_reasoning(old) == _without_reasoning(new):
+    if has_reasoning(old) != has_reasoning(new) and _without_reasoning(old) == _without_reasoning(new):
         return "reasoning_stripped"
     if _same_json(old, new):
         return "output_rewritten"
@@ -307,16 +307,16 @@ def _edit_kind(old: Message, new: Message) -> str:
     return _value_kind(before, after) or "history_rewritten"
 
 
-def _has_reasoning(message: Message) -> bool:
+def has_reasoning(message: Message) -> bool:
     return bool(message.get("reasoning_content")) or _REASONING.search(text_of(message)) is not None
 
 
 def _strip_reasoning(request: Request) -> Request:
-    if not any(_has_reasoning(message) for message in request.messages or ()):
+    if not any(has_reasoning(message) for message in request.messages or ()):
         return request
     stripped = []
     for message in request.messages or ():
-        if _has_reasoning(message):
+        if has_reasoning(message):
             message = {**message, "content": _REASONING.sub("", text_of(message))}
             message.pop("reasoning_content", None)
         stripped.append(message)

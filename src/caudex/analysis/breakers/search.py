@@ -11,6 +11,7 @@ from caudex.analysis.breakers.candidate import Candidate, Place
 from caudex.analysis.breakers.history import find_history_breakers
 from caudex.analysis.breakers.passages import find_reordered
 from caudex.analysis.breakers.plain import find_plain_history_breakers
+from caudex.analysis.breakers.rendering import find_template_breakers
 from caudex.analysis.breakers.slots import find_slots
 from caudex.analysis.breakers.splits import find_splits
 from caudex.analysis.breakers.tools import find_tool_breakers
@@ -64,7 +65,7 @@ def find_breakers(
     top. So two views of one defect are reported once, and a defect hidden behind another is found.
     """
     sample = requests[:SEARCH_REQUESTS]
-    candidates = list(_candidates(sample))
+    candidates = list(_candidates(sample, encoder))
     if not candidates:
         return [], requests
     chosen = _greedy(sample, candidates, encoder, block_size, progress)
@@ -84,9 +85,10 @@ def find_breakers(
     return sorted(findings, key=lambda finding: -finding.tokens_lost), mended
 
 
-def _candidates(requests: list[Request]) -> Iterator[Candidate]:
+def _candidates(requests: list[Request], encoder: PromptEncoder) -> Iterator[Candidate]:
     for detector in _DETECTORS:
         yield from detector(requests)
+    yield from find_template_breakers(requests, encoder)
 
 
 def _greedy(
