@@ -83,25 +83,25 @@ class LogFile:
         return b"".join(parts).removeprefix(BOM)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        number, rest, skipping = 0, b"", False
+        number, skipping = 0, False
+        begun: list[bytes] = []
         chunk = self._take_head().removeprefix(BOM)
         while chunk or (chunk := self._read()):
-            pieces = chunk.split(b"\n")
+            *ended, rest = chunk.split(b"\n")
             chunk = b""
-            pieces[0] = rest + pieces[0]
-            rest = pieces.pop()
-            for piece in pieces:
+            for piece in ended:
                 number += 1
-                yield number, None if skipping or len(piece) > MAX_LINE_BYTES else piece.rstrip(b"\r")
-                skipping = False
-            if len(rest) > MAX_LINE_BYTES:
-                rest, skipping = b"", True
-        if skipping:
+                line = b"".join((*begun, piece)) if begun else piece
+                yield number, None if skipping or len(line) > MAX_LINE_BYTES else line.rstrip(b"\r")
+                begun, skipping = [], False
+            if not skipping:
+                begun.append(rest)
+                if sum(map(len, begun)) > MAX_LINE_BYTES:
+                    begun, skipping = [], True
+        if skipping or self.broken is not None:
             yield number + 1, None
-        elif rest and self.broken is None:
-            yield number + 1, rest.rstrip(b"\r")
-        elif self.broken is not None:
-            yield number + 1, None
+        elif last := b"".join(begun):
+            yield number + 1, last.rstrip(b"\r")
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""
