@@ -46,7 +46,7 @@ KvLayout::KvLayout(int num_layers, int block_size, int num_kv_heads, int head_di
     : num_layers(checked("num_layers", num_layers, 1, 1 << 16)),
       block_size(checked("block_size", block_size, 1, 256)),
       num_kv_heads(checked("num_kv_heads", num_kv_heads, 1, 1 << 16)),
-      head_dim(checked("head_dim", head_dim, 1, 1024)),
+      head_dim(checked("head_dim", head_dim, 1, kMaxHeadDim)),
       dtype(dtype),
       chunked(block_size % kChunkTokens == 0) {
   const int depth = depth_per_step(dtype);

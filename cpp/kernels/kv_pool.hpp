@@ -16,6 +16,8 @@ struct HeadRows {
   std::ptrdiff_t head_stride;  // elements
 };
 
+constexpr int kMaxHeadDim = 1024;
+
 // How the keys and values of a head lie in a block.
 //
 //   block = [layer][KV head][keys | values]

@@ -239,7 +239,7 @@ void LlamaModel::place_heads(int index, const Batch& batch, int row) {
 }
 
 void LlamaModel::normalize_head(float* head, const std::vector<float>& weight) const {
-  alignas(64) float copy[1024] = {}, normed[1024];
+  alignas(64) float copy[kMaxHeadDim] = {}, normed[kMaxHeadDim];
   std::copy_n(head, shape_.head_dim, copy);
   kernels_.rms_norm_f32(normed, copy, weight.data(), shape_.head_dim, shape_.norm_epsilon);
   std::copy_n(normed, shape_.head_dim, head);

@@ -42,9 +42,8 @@ std::size_t PagedAttention::query_row_bytes() const {
                                                kernels_.bf16_left_element_size;
 }
 
-std::size_t PagedAttention::state_bytes(int rows) const {
-  const std::size_t floats = static_cast<std::size_t>(rows) * (1 + kSumLanes + pool_.layout().padded_head_dim);
-  return (floats * sizeof(float) + 63) / 64 * 64;
+std::size_t PagedAttention::state_row_bytes() const {
+  return (1 + kSumLanes + pool_.layout().padded_head_dim) * sizeof(float);
 }
 
 // [rows][padded_head_dim] outputs, [rows][16] sums, [rows] maxima.
@@ -56,16 +55,15 @@ PagedAttention::RowStates PagedAttention::states_at(char* memory, int rows) cons
 
 char* PagedAttention::partial_states(const Call& call, const AttentionTile& tile, int kv_head, int partition) {
   const int rows = tile.num_queries * call.group_size;
-  const std::size_t row_bytes = state_bytes(16) / 16;
   const std::size_t first_row = kv_head * call.plan.partial_rows() + tile.partials;
-  return partials_.data() + (first_row + static_cast<std::size_t>(partition) * rows) * row_bytes;
+  return partials_.data() + (first_row + static_cast<std::size_t>(partition) * rows) * state_row_bytes();
 }
 
 void PagedAttention::run(int layer, HeadRows query, char* output, const Batch& batch, const AttentionPlan& plan,
                          int group_size, float scale) {
   const Call call{layer, query, output, batch, plan, group_size, scale * kLog2E};
   const int heads = pool_.layout().num_kv_heads;
-  partials_.reserve(plan.partial_rows() * heads * (state_bytes(16) / 16));
+  partials_.reserve(plan.partial_rows() * heads * state_row_bytes());
   threads_.run(static_cast<int>(plan.items().size()) * heads, [&](int item, int thread) {
     attend_item(call, plan.items()[item / heads], item % heads, scratch_[thread]);
   });
@@ -94,26 +92,22 @@ void PagedAttention::load_query(const Call& call, const AttentionTile& tile, int
   }
 }
 
-void PagedAttention::attend_item(const Call& call, const AttentionItem& item, int kv_head, Scratch& scratch) const {
+void PagedAttention::attend_item(const Call& call, const AttentionItem& item, int kv_head, Scratch& scratch) {
   const AttentionTile& tile = call.plan.tiles()[item.tile];
   const int rows = tile.num_queries * call.group_size;
   char* query = scratch.query.reserve(rows * query_row_bytes());
   load_query(call, tile, kv_head, query);
   if (tile.split) {
-    char* memory = const_cast<PagedAttention*>(this)->partial_states(call, tile, kv_head, item.first_partition);
+    char* memory = partial_states(call, tile, kv_head, item.first_partition);
     return attend_partition(call, tile, item.first_partition, kv_head, states_at(memory, rows), query, scratch);
   }
-  char* memory = scratch.states.reserve(2 * state_bytes(rows));
+  char* memory = scratch.states.reserve(2 * rows * state_row_bytes());
   const RowStates total = states_at(memory, rows);
-  const RowStates part = states_at(memory + state_bytes(rows), rows);
+  const RowStates part = states_at(memory + rows * state_row_bytes(), rows);
   attend_partition(call, tile, 0, kv_head, total, query, scratch);
-  const int stride = pool_.layout().padded_head_dim;
   for (int p = 1; p < tile.num_partitions(); ++p) {
     attend_partition(call, tile, p, kv_head, part, query, scratch);
-    for (int r = 0; r < rows; ++r) {
-      kernels_.fold_partition(total.maximum + r, total.sum + r * kSumLanes, total.output + r * stride,
-                              part.maximum + r, part.sum + r * kSumLanes, part.output + r * stride, stride);
-    }
+    fold_rows(total, part);
   }
   finish_rows(call, tile, kv_head, total);
 }
@@ -234,16 +228,19 @@ void PagedAttention::copy_rows_to_chunk(const Call& call, const BatchSequence& s
 
 void PagedAttention::fold_split_tile(const Call& call, const AttentionTile& tile, int kv_head) {
   const int rows = tile.num_queries * call.group_size;
-  const int stride = pool_.layout().padded_head_dim;
   const RowStates total = states_at(partial_states(call, tile, kv_head, 0), rows);
   for (int p = 1; p < tile.num_partitions(); ++p) {
-    const RowStates part = states_at(partial_states(call, tile, kv_head, p), rows);
-    for (int r = 0; r < rows; ++r) {
-      kernels_.fold_partition(total.maximum + r, total.sum + r * kSumLanes, total.output + r * stride,
-                              part.maximum + r, part.sum + r * kSumLanes, part.output + r * stride, stride);
-    }
+    fold_rows(total, states_at(partial_states(call, tile, kv_head, p), rows));
   }
   finish_rows(call, tile, kv_head, total);
+}
+
+void PagedAttention::fold_rows(const RowStates& total, const RowStates& part) const {
+  const int stride = pool_.layout().padded_head_dim;
+  for (int r = 0; r < total.rows; ++r) {
+    kernels_.fold_partition(total.maximum + r, total.sum + r * kSumLanes, total.output + r * stride,
+                            part.maximum + r, part.sum + r * kSumLanes, part.output + r * stride, stride);
+  }
 }
 
 void PagedAttention::finish_rows(const Call& call, const AttentionTile& tile, int kv_head, RowStates states) const {

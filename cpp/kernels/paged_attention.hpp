@@ -35,7 +35,7 @@ class PagedAttention {
     AlignedBuffer query, states, visible, step;
   };
 
-  void attend_item(const Call& call, const AttentionItem& item, int kv_head, Scratch& scratch) const;
+  void attend_item(const Call& call, const AttentionItem& item, int kv_head, Scratch& scratch);
   void attend_partition(const Call& call, const AttentionTile& tile, int partition, int kv_head, RowStates states,
                         const char* query, Scratch& scratch) const;
   void attend_run(const Call& call, const AttentionTile& tile, const TileRun& run, int kv_head, RowStates states,
@@ -49,10 +49,11 @@ class PagedAttention {
   void copy_rows_to_chunk(const Call& call, const BatchSequence& sequence, int kv_head, int first_token,
                           int num_tokens, char* keys, char* values) const;
   void fold_split_tile(const Call& call, const AttentionTile& tile, int kv_head);
+  void fold_rows(const RowStates& total, const RowStates& part) const;
   void finish_rows(const Call& call, const AttentionTile& tile, int kv_head, RowStates states) const;
 
   RowStates states_at(char* memory, int rows) const;
-  std::size_t state_bytes(int rows) const;
+  std::size_t state_row_bytes() const;
   char* partial_states(const Call& call, const AttentionTile& tile, int kv_head, int partition);
   std::size_t query_row_bytes() const;
 
