@@ -188,7 +188,7 @@ def test_a_read_only_array_is_fine(cache: PrefixCache) -> None:
 def test_sequences_that_are_dropped_are_released(cache: PrefixCache) -> None:
     for _ in range(50):
         cache.begin([1, 2, 3, 4, 5, 6]).allocate(6)
-        gc.collect()
+    gc.collect()
     assert cache.num_pinned_blocks == 0
     cache.check_invariants()
 
