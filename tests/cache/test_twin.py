@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.cache.twin import COUNTERS, Block, Request, Tokens, Twin, TwinOutOfBlocks
+from tests.cache.twin import COUNTERS, Block, Request, Tokens, Twin
 
-from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, Sequence
+from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, Sequence, policy_names
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 spaces = st.sampled_from(["", "", "", "other"])
@@ -30,14 +30,17 @@ class CacheMachine(RuleBasedStateMachine):
     """Does the same to the cache and to the twin, and plays the engine: KV of a token is the tokens up to it."""
 
     index: ClassVar[Literal["radix", "hash"]]
-    policy: ClassVar[Literal["lru", "fifo"]]
+    policy: ClassVar[str]
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 5))
     def make(self, num_blocks: int, block_size: int) -> None:
         self.cache = PrefixCache(num_blocks, block_size, index=self.index, policy=self.policy)
-        self.twin = Twin(num_blocks, block_size, self.index, self.policy)
+        self.twin = Twin(num_blocks, block_size, self.index, self.policy, self.has_gone)
         self.pairs: list[Pair] = []
         self.kv: dict[tuple[int, int], Any] = {}
+
+    def has_gone(self, space: str, key: Tokens) -> bool:
+        return self.cache.match([*key, 9], space).num_tokens < len(key)
 
     def pick(self, data: st.DataObject) -> Pair:
         return data.draw(st.sampled_from(self.pairs))
@@ -62,13 +65,12 @@ class CacheMachine(RuleBasedStateMachine):
         pair = self.pick(data)
         num_tokens = data.draw(st.integers(0, len(pair.twin.tokens) + beyond))
         held = len(pair.seq.block_table)
-        try:
-            self.twin.allocate(pair.twin, num_tokens)
-        except TwinOutOfBlocks:
+        if not self.twin.fits(self.twin.missing(pair.twin, num_tokens)):
             with pytest.raises(OutOfBlocks):
                 pair.seq.allocate(num_tokens)
             return
         copies = pair.seq.allocate(num_tokens)
+        self.twin.allocate(pair.twin, num_tokens)
         self.name_new_blocks(pair, held)
         self.execute(copies)
 
@@ -98,8 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
         batch = data.draw(st.lists(st.sampled_from(self.pairs), unique=True, min_size=1))
         tokens = data.draw(st.lists(st.integers(0, 2), min_size=len(batch), max_size=len(batch)))
         lengths = [len(pair.seq.block_table) for pair in batch]
-        wanted = [self.twin.blocks_for(len(pair.twin.tokens) + 1) - len(pair.twin.table) for pair in batch]
-        if sum(max(n, 0) for n in wanted) > self.twin.num_free + self.twin.num_cached:
+        if not self.twin.fits(sum(self.twin.missing(pair.twin, len(pair.twin.tokens) + 1) for pair in batch)):
             with pytest.raises(OutOfBlocks):
                 self.cache.append_and_allocate([pair.seq for pair in batch], tokens)
             return
@@ -116,13 +117,12 @@ class CacheMachine(RuleBasedStateMachine):
         parent = self.pick(data)
         if parent.awaits_copy:
             return  # its own last block is not there yet; the engine forks what it has computed
-        try:
-            child = self.twin.fork(parent.twin)
-        except TwinOutOfBlocks:
+        if not self.twin.fits(self.twin.missing_for_fork(parent.twin)):
             with pytest.raises(OutOfBlocks):
                 parent.seq.fork()
             return
-        self.pairs.append(Pair(parent.seq.fork(), child, awaits_copy=True))
+        seq = parent.seq.fork()
+        self.pairs.append(Pair(seq, self.twin.fork(parent.twin), awaits_copy=True))
         self.name_new_blocks(self.pairs[-1], 0)
 
     @precondition(lambda self: self.pairs)
@@ -139,11 +139,10 @@ class CacheMachine(RuleBasedStateMachine):
         """All that is left of a request in one go, as most requests end."""
         pair = self.pick(data)
         held = len(pair.seq.block_table)
-        try:
-            self.twin.allocate(pair.twin, len(pair.twin.tokens))
-        except TwinOutOfBlocks:
+        if not self.twin.fits(self.twin.missing(pair.twin, len(pair.twin.tokens))):
             return
         copies = pair.seq.allocate(pair.seq.num_tokens)
+        self.twin.allocate(pair.twin, len(pair.twin.tokens))
         self.name_new_blocks(pair, held)
         self.execute(copies)
         self.compute(pair, pair.seq.num_tokens)
@@ -218,7 +217,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.kv[place] == (pair.twin.space, pair.twin.tokens[: i + 1])
 
 
-def machine(index_: Literal["radix", "hash"], policy_: Literal["lru", "fifo"]) -> type[RuleBasedStateMachine]:
+def machine(index_: Literal["radix", "hash"], policy_: str) -> type[RuleBasedStateMachine]:
     class Machine(CacheMachine):
         index = index_
         policy = policy_
@@ -226,12 +225,16 @@ def machine(index_: Literal["radix", "hash"], policy_: Literal["lru", "fifo"]) -
     return Machine
 
 
-CASES = [(index, policy) for index in ("radix", "hash") for policy in ("lru", "fifo")]
-QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+CASES = [(index, policy) for index in ("radix", "hash") for policy in policy_names()]
 
 
 @pytest.mark.parametrize(("index", "policy"), CASES)
 def test_the_cache_does_what_the_twin_does(index: Any, policy: Any) -> None:
     case = machine(index, policy)
-    case.TestCase.settings = QUICK
+    case.TestCase.settings = settings(
+        max_examples=40 if policy in ("lru", "fifo") else 12,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     case.TestCase().runTest()

@@ -2,19 +2,17 @@
 
 Every resident block is an entry in a dictionary, keyed by all tokens up to its end. A look-up compares the prompt with
 every key. There is no tree, no node, no lock count: pinned is what a running request's table points to, and who goes
-first is found by looking at everything.
+first is found by looking at everything. For policies whose choice is their own secret, the twin is told what went, and
+insists that it was allowed to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 Tokens = tuple[int, ...]
-
-
-class TwinOutOfBlocks(Exception):  # noqa: N818
-    pass
 
 
 @dataclass(eq=False)
@@ -51,7 +49,8 @@ class Twin:
     num_blocks: int
     block_size: int
     index: Literal["radix", "hash"]
-    policy: Literal["lru", "fifo"]
+    policy: str
+    has_gone: Callable[[str, Tokens], bool]  # asked for policies other than lru and fifo, after the fact
     resident: dict[tuple[str, Tokens], Block] = field(default_factory=dict)
     running: list[Request] = field(default_factory=list)
     event: int = 0
@@ -122,9 +121,15 @@ class Twin:
         self.stats["hit_partial_tokens"] += cached - in_tree
         return request
 
+    def missing(self, request: Request, num_tokens: int) -> int:
+        return max(self.blocks_for(num_tokens) - len(request.table), 0)
+
+    def fits(self, num_blocks: int) -> bool:
+        return num_blocks <= self.num_free + self.num_cached
+
     def allocate(self, request: Request, num_tokens: int) -> None:
-        missing = self.blocks_for(num_tokens) - len(request.table)
-        if missing <= 0:
+        missing = self.missing(request, num_tokens)
+        if missing == 0:
             return
         self.make_room(missing)
         request.table.extend(Block() for _ in range(missing))
@@ -172,11 +177,14 @@ class Twin:
         assert last.key is not None
         return self.is_extended(last) and any(r.source is last for r in self.running)
 
+    def missing_for_fork(self, parent: Request) -> int:
+        if parent.source is not None:
+            return 0
+        return self.blocks_for(parent.num_committed) - parent.in_tree // self.block_size
+
     def fork(self, parent: Request) -> Request:
         shared = parent.in_tree // self.block_size
-        wanted = shared if parent.source is not None else self.blocks_for(parent.num_committed)
-        if wanted - shared > self.num_free + self.num_cached:
-            raise TwinOutOfBlocks
+        missing = self.missing_for_fork(parent)
         self.begun += 1
         child = Request(
             self.begun,
@@ -190,8 +198,8 @@ class Twin:
             parent.num_prompt,
         )
         self.running.append(child)
-        self.make_room(wanted - shared)
-        child.table.extend(Block() for _ in range(wanted - shared))
+        self.make_room(missing)
+        child.table.extend(Block() for _ in range(missing))
         return child
 
     def release(self, request: Request) -> None:
@@ -224,8 +232,7 @@ class Twin:
     # ------------------------------------------------------------------------------------------------ eviction
 
     def make_room(self, count: int) -> None:
-        if count > self.num_free + self.num_cached:
-            raise TwinOutOfBlocks
+        assert self.fits(count)
         while self.num_free < count:
             self.evict()
 
@@ -234,8 +241,11 @@ class Twin:
         candidates = [b for b in self.resident.values() if b not in pinned]
         if self.policy == "lru":
             victim = min(candidates, key=lambda b: b.last_unpinned)
-        else:
+        elif self.policy == "fifo":
             victim = min((b for b in candidates if not self.has_child(b)), key=lambda b: b.born)
+        else:
+            gone = [b for b in candidates if b.key is not None and self.has_gone(*b.key)]
+            victim = next(b for b in gone if not self.has_child(b))
         assert not self.has_child(victim), "a block goes before the blocks that build on it"
         assert victim.key is not None
         del self.resident[victim.key]
