@@ -128,7 +128,12 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             exchange = Exchange(reader, writer)
             if method == "POST":
                 STATS["targets"].append(target)
-                await work_unless_gone(reader, exchange.answer(json.loads(raw), headers))
+                body = json.loads(raw)
+                if target == "/v1/responses":
+                    STATS["requests"] += 1
+                    exchange.send(200, json.dumps({"object": "response", "id": f"resp_{os.urandom(8).hex()}"}).encode())
+                else:
+                    await work_unless_gone(reader, exchange.answer(body, headers))
                 continue
             if target == "/stats":
                 exchange.send(200, json.dumps(STATS).encode())

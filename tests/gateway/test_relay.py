@@ -187,3 +187,14 @@ def test_a_kept_connection_that_was_being_closed_costs_the_only_worker_nothing(s
     assert [answer.status_code for answer in answers] == [200] * 6
     assert worker.unanswered >= 1
     worker.socket.close()
+
+
+def test_what_builds_on_a_response_goes_to_the_worker_that_gave_it(
+    two_workers: list[SmallWorker], start_gateway: Start
+) -> None:
+    gateway = start_gateway(two_workers, "--policy", "round_robin")
+    response_id = None
+    for _ in range(6):
+        body = {"model": "m", "input": "go on", "previous_response_id": response_id}
+        response_id = gateway.client.post("/v1/responses", json=body).json()["id"]
+    assert sorted(worker.stats()["requests"] for worker in two_workers) == [0, 6]

@@ -23,6 +23,7 @@ _MAX_BUFFERED = 1_048_576
 
 _CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d+)')
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
 
 
 class Outcome(Enum):
@@ -58,13 +59,14 @@ class Attempt:
         "_is_stream",
         "_last_byte",
         "_may_retry",
-        "_messages_api",
         "_on_first_token",
+        "_path",
         "_settings",
         "_worker",
         "first_byte_at",
         "outcome",
         "reply_headers",
+        "response_id",
         "said_all",
         "sent_at",
         "status",
@@ -83,7 +85,7 @@ class Attempt:
         on_first_token: Callable[[], None],
         reply_headers: list[Header],
         may_retry: bool,
-        messages_api: bool,
+        path: bytes,
     ) -> None:
         self._worker = worker
         self._connection = connection
@@ -91,7 +93,7 @@ class Attempt:
         self._settings = settings
         self._on_first_token = on_first_token
         self._may_retry = may_retry
-        self._messages_api = messages_api
+        self._path = path
         self._held = b""
         self._headers: list[Header] = []
         self._is_stream = False
@@ -102,6 +104,7 @@ class Attempt:
         self.status = 0
         self.was_stale = False
         self.said_all = False
+        self.response_id: str | None = None
         self.usage: Usage | None = None
         self.why = ""
 
@@ -140,6 +143,8 @@ class Attempt:
         self._last_byte = self._worker.last_heard = time.monotonic()
         if b"cache" in data and self.status == 200:
             self._read_usage(data)
+        if self._path == b"/v1/responses" and self.response_id is None and (found := _RESPONSE_ID.search(data)):
+            self.response_id = found[1].decode("latin-1")
         if self._is_stream:
             self._relay_events(data)
         elif self._client.response_started:
@@ -230,7 +235,7 @@ class Attempt:
 
     def _error_event(self, why: str) -> bytes:
         body = error_body(f"the worker failed while it answered: {why}", "upstream_error", "worker_failed")
-        if self._messages_api:
+        if self._path == b"/v1/messages":
             return b'event: error\ndata: {"type":"error",' + body[1:] + b"\n\n"
         return b"data: " + body + b"\n\n"
 

@@ -13,7 +13,7 @@ from caudex.gateway.client_connection import ClientConnection
 from caudex.gateway.http_messages import HOP_BY_HOP, Header, HttpError, HttpRequest, head
 from caudex.gateway.upstream_connection import UpstreamConnection
 from caudex.gateway.worker import Worker
-from caudex.routing import Candidate, Flight, RouteRequest
+from caudex.routing import Candidate, Flight, Reason, RouteRequest
 
 if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
@@ -39,8 +39,11 @@ class Forwarding:
         client: ClientConnection,
         features: RouteRequest,
         record: AccessRecord,
+        home: int | None = None,
     ) -> None:
+        """`home` is the worker that has what the request builds on, if there is one."""
         self._gateway = gateway
+        self._home = home
         self._request = request
         self._client = client
         self._features = features
@@ -71,6 +74,8 @@ class Forwarding:
 
     def _choose(self) -> Candidate | None:
         gateway, tried = self._gateway, self._tried
+        if not tried and self._home is not None and gateway.fleet.available[self._home]:
+            return Candidate(self._home, Reason.SESSION, None)
         began = time.perf_counter()
         ranking = gateway.policy.rank(self._features, gateway.fleet, time.monotonic())
         if tried:
@@ -123,7 +128,7 @@ class Forwarding:
             on_first_token=lambda: fleet.first_token(flight, time.monotonic()),
             reply_headers=[(b"x-request-id", self._record.request_id.encode())],
             may_retry=self._record.attempts < settings.max_attempts and self._has_other(),
-            messages_api=self._request.path == b"/v1/messages",
+            path=self._request.path,
         )
 
     def _has_other(self) -> bool:
@@ -160,6 +165,8 @@ class Forwarding:
             seconds = attempt.first_byte_at - self._request.received_at
             record.first_byte_seconds = round(seconds, 6)
             gateway.metrics.first_byte_seconds.observe(seconds)
+        if attempt.response_id is not None:
+            gateway.response_homes.remember(attempt.response_id, worker.slot)
         if attempt.usage is not None and candidate.cached_tokens is not None:
             record.reported_cached_tokens = attempt.usage.cached_tokens
             self._compare(worker, candidate.cached_tokens, attempt.usage)

@@ -19,6 +19,7 @@ from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
 from caudex.gateway.kv_subscriber import KvSubscriber
 from caudex.gateway.metrics import GatewayMetrics
 from caudex.gateway.relay import Relay
+from caudex.gateway.response_homes import ResponseHomes
 from caudex.gateway.rules import PromptRules
 from caudex.gateway.settings import GatewaySettings
 from caudex.gateway.snapshot import read_snapshot, write_snapshot
@@ -64,6 +65,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.fleet = Fleet()
         self.honesty = HonestyCheck()
+        self.response_homes = ResponseHomes()
         self.workers = Workers(self.fleet, settings, self._cache_lost)
         self.admission = Admission(self._capacity, settings.max_queue, settings.queue_timeout)
         self.workers.on_change = self._availability_changed
@@ -206,6 +208,7 @@ class Gateway:
 
     def _cache_lost(self, worker: Worker) -> None:
         self.drop_index(worker, "restart")
+        self.response_homes.forget(worker.slot)
 
     async def _keep_house(self) -> None:
         next_save = time.monotonic() + self.settings.snapshot_interval

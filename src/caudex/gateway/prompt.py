@@ -61,7 +61,7 @@ def describe(body: Body, *, session_header: bytes | None, tenant: str, salt: str
 def _session(body: Body, header: bytes | None) -> str | None:
     if header:
         return header.decode("latin-1")
-    for value in (body.session_id, body.previous_response_id, body.user):
+    for value in (body.session_id, body.user):
         if isinstance(value, str) and value:
             return value
     return None

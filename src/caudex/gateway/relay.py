@@ -58,7 +58,8 @@ class Relay:
         if not gateway.workers.num_available():
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
         tenant.check(features.num_tokens, request.received_at)
-        await self._admitted(Forwarding(gateway, request, client, features, record), tenant)
+        home = gateway.response_homes.find(body.previous_response_id)
+        await self._admitted(Forwarding(gateway, request, client, features, record, home), tenant)
 
     async def _admitted(self, forwarding: Forwarding, tenant: Tenant) -> None:
         gateway = self._gateway
