@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cache/lazy_array.hpp"
@@ -16,14 +17,20 @@ namespace caudex {
 template <typename Value>
 class Ghosts {
  public:
-  explicit Ghosts(std::size_t window)
-      : ring_(window), values_(window), mask_(table_size(window) - 1), table_(window ? mask_ + 1 : 1) {}
+  // The table has at least `slots` places an entry, at 4 bytes each: the more, the fewer are looked at.
+  explicit Ghosts(std::size_t window, double slots = 4.0 / 3.0)
+      : slots_(slots),
+        ring_(window),
+        values_(window),
+        mask_(table_size(window, slots) - 1),
+        table_(window ? mask_ + 1 : 1) {}
 
-  // Forgets the oldest entry when full, and returns its value. A fingerprint that is there already gets the new value
-  // and age.
+  // Forgets the oldest entry when full, and returns its value. A fingerprint that is there already keeps its age, and
+  // the value that it had is returned.
   std::optional<Value> add(std::uint64_t fingerprint, const Value& value) {
     if (ring_.size() == 0) return std::nullopt;
-    take(fingerprint);
+    const std::uint32_t known = table_[locate(fingerprint)];
+    if (known != 0) return std::exchange(values_[known - 1].value, value);
     std::optional<Value> forgotten;
     if (values_[next_].live) {
       forgotten = values_[next_].value;
@@ -43,13 +50,13 @@ class Ghosts {
     return place == 0 ? nullptr : &values_[place - 1].value;
   }
 
-  // Forgets it; true if it was there.
-  bool take(std::uint64_t fingerprint) {
+  // Forgets it, and returns its value if it was there.
+  std::optional<Value> take(std::uint64_t fingerprint) {
     const std::uint32_t place = ring_.size() == 0 ? 0 : table_[locate(fingerprint)];
-    if (place == 0) return false;
+    if (place == 0) return std::nullopt;
     unindex(place - 1);
     values_[place - 1].live = false;
-    return true;
+    return values_[place - 1].value;
   }
 
   // Says that this fingerprint will be asked for soon: the table is large, and every look into it a cache miss.
@@ -60,7 +67,7 @@ class Ghosts {
     return num_ever_used_ * per_entry + (num_ever_used_ > 0 ? table_.size() * sizeof(std::uint32_t) : 0);
   }
 
-  void clear() { *this = Ghosts(ring_.size()); }
+  void clear() { *this = Ghosts(ring_.size(), slots_); }
 
   std::size_t size() const { return size_; }  // how many are remembered
 
@@ -72,9 +79,9 @@ class Ghosts {
     bool live;
   };
 
-  static std::size_t table_size(std::size_t window) {
+  static std::size_t table_size(std::size_t window, double slots) {
     std::size_t size = 16;
-    while (size * 3 < window * 4) size *= 2;
+    while (static_cast<double>(size) < static_cast<double>(window) * slots) size *= 2;
     return size;
   }
   std::size_t home(std::uint64_t fingerprint) const { return (fingerprint * 0x9E3779B97F4A7C15u >> 20) & mask_; }
@@ -104,6 +111,7 @@ class Ghosts {
     --size_;
   }
 
+  double slots_;
   LazyArray<std::uint64_t> ring_;
   LazyArray<Entry> values_;
   std::size_t mask_;

@@ -1,8 +1,10 @@
 // The core's parts by themselves.
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "cache/child_table.hpp"
 #include "cache/digests.hpp"
@@ -75,13 +77,20 @@ void ghosts_remember_the_last_ones() {
     CHECK((value == nullptr) == (found == twin.end()));
     if (value != nullptr) CHECK(*value == found->second);
     if (random() % 3 == 0) {
-      CHECK(ghosts.take(fingerprint) == (found != twin.end()));
-      if (found != twin.end()) found->second = -1;
+      const std::optional<int> taken = ghosts.take(fingerprint);
+      CHECK(taken.has_value() == (found != twin.end()));
+      if (found != twin.end()) CHECK(*taken == std::exchange(found->second, -1));
     } else {
-      if (found != twin.end()) found->second = -1;
-      ghosts.add(fingerprint, i);
+      const std::optional<int> forgotten = ghosts.add(fingerprint, i);
+      if (found != twin.end()) {
+        CHECK(forgotten == std::exchange(found->second, i));
+        continue;
+      }
       twin.emplace_back(fingerprint, i);
-      if (twin.size() > window) twin.erase(twin.begin());
+      const bool full = twin.size() > window;
+      CHECK(forgotten.has_value() == (full && twin.front().second >= 0));
+      if (forgotten) CHECK(*forgotten == twin.front().second);
+      if (full) twin.erase(twin.begin());
     }
   }
 }

@@ -7,8 +7,10 @@ namespace caudex {
 
 GittinsPolicy::GittinsPolicy(const PolicyContext& context)
     : Policy(context),
-      ghosts_(kGhostsPerBlock * context.pool.num_blocks()),
-      strip_of_(ReuseClass::kCount * ReuseRates::kRiskLevels) {}
+      ghosts_(std::min(kGhostsPerBlock * context.pool.num_blocks(), kMostGhosts), 2.0),
+      strip_of_(ReuseClass::kCount * ReuseRates::kRiskLevels) {
+  due_.fill(kNever);
+}
 
 // ------------------------------------------------------------------------------------------------- a request ends
 
@@ -75,13 +77,11 @@ GittinsPolicy::Recall GittinsPolicy::recall_evicted(NodeId id) {
   for (BlockId block : node.blocks) {
     end += size;
     if (end > node.end) break;
-    const SegmentId* found = ghosts_.find(pool.fingerprint(block));
-    if (found == nullptr) break;
-    const SegmentId ghost = *found;
-    ghosts_.take(pool.fingerprint(block));
-    count_reuse(segments_[ghost], 1.0);
-    recall = {end, segments_[ghost].touches, segments_[ghost].group};
-    forget_ghost(ghost);
+    const auto ghost = ghosts_.take(pool.fingerprint(block));
+    if (!ghost) break;
+    count_reuse(segments_[*ghost], 1.0);
+    recall = {end, segments_[*ghost].touches, segments_[*ghost].group};
+    forget_ghost(*ghost);
   }
   return recall;
 }
@@ -138,7 +138,7 @@ void GittinsPolicy::touch(NodeId node, GroupId group, ReuseClass c, const ReuseT
   segment.traits = traits;
   segment.risk = static_cast<std::uint8_t>(rates_.risk_level(traits));
   segment.weight = 1.0F / std::sqrt(std::max(static_cast<float>(nodes[node].blocks.size()), 1.0F));
-  timers_.push_back(0, id);
+  start_timer(id);
   segment_of_[node] = id + 1;
 }
 
@@ -189,9 +189,9 @@ NodeId GittinsPolicy::victim() {
   const Position border = (nodes[node].start / pool.block_size() + blocks.size()) * pool.block_size();
   if (border > nodes[node].end) return node;
   const std::uint64_t fingerprint = pool.fingerprint(blocks.back());
-  if (const SegmentId* stale = ghosts_.find(fingerprint)) forget_ghost(*stale);
-  if (const auto forgotten = ghosts_.add(fingerprint, id)) forget_ghost(*forgotten);
   ++segments_[id].num_ghosts;
+  if (const auto forgotten = ghosts_.add(fingerprint, id)) forget_ghost(*forgotten);
+  if (blocks.size() > 1) ghosts_.prefetch(pool.fingerprint(blocks[blocks.size() - 2]));  // most likely the next victim
   return node;
 }
 
@@ -202,23 +202,36 @@ void GittinsPolicy::advance() {
   if (now <= now_) return;
   now_ = now;
   for (int bucket = 0; bucket + 1 < AgeBuckets::kCount; ++bucket) {
-    for (SegmentId id = timers_.front(bucket); id != kNone; id = timers_.front(bucket)) {
-      Segment& segment = segments_[id];
-      if (groups_[segment.group].touched + AgeBuckets::begin(bucket + 1) > now_) break;
-      timers_.remove(bucket, id);
-      timers_.push_back(bucket + 1, id);
-      rates_.count_exposure(segment.reuse_class, segment.traits, bucket,
-                            num_blocks(segment) * segment.weight * AgeBuckets::width(bucket));
-      const bool waiting = segment.waiting;
-      if (waiting) dequeue(id);
-      segment.bucket = static_cast<std::uint8_t>(bucket + 1);
-      if (waiting) enqueue(id);
+    while (due_[bucket] <= now_) {
+      const SegmentId id = timers_.front(bucket);
+      due_[bucket] = id == kNone ? kNever : groups_[segments_[id].group].touched + AgeBuckets::begin(bucket + 1);
+      if (due_[bucket] <= now_) grow_older(id);
     }
   }
 }
 
+void GittinsPolicy::grow_older(SegmentId id) {
+  Segment& segment = segments_[id];
+  const int bucket = segment.bucket;
+  rates_.count_exposure(segment.reuse_class, segment.traits, bucket,
+                        num_blocks(segment) * segment.weight * AgeBuckets::width(bucket));
+  const bool waiting = segment.waiting;
+  if (waiting) dequeue(id);
+  timers_.remove(bucket, id);
+  segment.bucket = static_cast<std::uint8_t>(bucket + 1);
+  start_timer(id);
+  if (waiting) enqueue(id);
+}
+
+// Puts a segment in the list of its bucket, whose others were all touched before it.
+void GittinsPolicy::start_timer(SegmentId id) {
+  const int bucket = segments_[id].bucket;
+  if (timers_.empty(bucket)) due_[bucket] = groups_[segments_[id].group].touched + AgeBuckets::begin(bucket + 1);
+  timers_.push_back(bucket, id);
+}
+
 void GittinsPolicy::refit() {
-  next_fit_ = num_requests_ + std::clamp<std::uint64_t>(num_requests_ / 8, 4, kRequestsBetweenFits);
+  next_fit_ = num_requests_ + std::clamp<std::uint64_t>(num_requests_ / 16, 4, kRequestsBetweenFits);
   rates_.fit();
   std::set<std::pair<double, std::uint32_t>> order;
   for (const auto& entry : order_) {

@@ -1,6 +1,7 @@
 // Gittins index over learned reuse rates.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -18,9 +19,9 @@ namespace caudex {
 //
 // The blocks that one request touched last are a *group*; those of one node are a *segment* of it. A segment has a
 // class, by how often its blocks were touched and at which turn its conversation is, and rates of reuse by age are
-// learned online for each class (reuse_rates.hpp), from what is cached and from 8 x capacity evicted blocks. Segments
-// of one class, risk and age bucket wait in one queue, so that a victim is the front of the queue with the lowest
-// index.
+// learned online for each class (reuse_rates.hpp), from what is cached and from 8 x capacity evicted blocks (at most
+// 262,144). Segments of one class, risk and age bucket wait in one queue, so that a victim is the front of the queue
+// with the lowest index.
 //
 //   segment ages:   bucket 0 --timer--> bucket 1 --timer--> ...      one list a bucket, ordered by last touch
 //   leaves wait:    queue (class, risk, bucket) -> index             one set of non-empty queues, ordered by index
@@ -46,8 +47,10 @@ class GittinsPolicy final : public Policy {
   using SegmentId = std::uint32_t;
   using GroupId = std::uint32_t;
   static constexpr std::uint32_t kNone = UINT32_MAX;
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
   static constexpr std::uint64_t kRequestsBetweenFits = 64;
   static constexpr std::size_t kGhostsPerBlock = 8;
+  static constexpr std::size_t kMostGhosts = std::size_t{1} << 18;  // enough to learn from; 7 MB
 
   // A request whose blocks were touched by nobody since.
   struct Group {
@@ -81,6 +84,8 @@ class GittinsPolicy final : public Policy {
   };
 
   void advance();
+  void grow_older(SegmentId id);
+  void start_timer(SegmentId id);
   Recall recall(NodeId node);
   Recall recall_evicted(NodeId node);
   void count_reuse(const Segment& segment, double blocks);
@@ -106,6 +111,7 @@ class GittinsPolicy final : public Policy {
   std::vector<SegmentId> segment_of_;  // by node, + 1
   Ghosts<SegmentId> ghosts_;
   LinkedLists timers_;  // by age bucket
+  std::array<double, AgeBuckets::kCount> due_;  // no later than the first of each list reaches the next bucket
   LinkedLists queues_;  // of leaves: by strip, then age bucket
   struct Strip {
     ReuseClass reuse_class;

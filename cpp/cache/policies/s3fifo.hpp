@@ -56,7 +56,7 @@ class S3FifoPolicy final : public TwoListPolicy {
 
   bool came_back(NodeId node) {
     bool found = false;
-    for_each_fingerprint(node, [&](std::uint64_t fingerprint) { found |= ghosts_.take(fingerprint); });
+    for_each_fingerprint(node, [&](std::uint64_t fingerprint) { found |= ghosts_.take(fingerprint).has_value(); });
     return found;
   }
 
