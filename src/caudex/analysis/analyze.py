@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from caudex.analysis.breakers.search import SEARCH_REQUESTS
 from caudex.analysis.corpus import Corpus
 from caudex.analysis.curves import (
+    CapacityRow,
+    CurveRow,
+    TierRow,
     block_size_rows,
     capacity_rows,
     curve_rows,
@@ -21,16 +24,17 @@ from caudex.analysis.curves import (
 )
 from caudex.analysis.decision import Evidence, decide, pool_blocks_on, prefill_speed
 from caudex.analysis.findings import NOT_SEARCHED, search_breakers
-from caudex.analysis.kv_size import kv_size
+from caudex.analysis.kv_size import KvSize, kv_size
 from caudex.analysis.measure import Measured, Meter
-from caudex.analysis.models import find_gpu
+from caudex.analysis.models import Gpu, find_gpu
 from caudex.analysis.policies import check_policies, default_policies
 from caudex.analysis.repetition import groups, repetition
-from caudex.analysis.replicas import routing_rows
+from caudex.analysis.replicas import RoutingRow, routing_rows
 from caudex.analysis.results import Analysis, ReadSummary, RecoveredTemplate, SharedPrefix
+from caudex.analysis.tables import Table
 from caudex.analysis.templates import recover_templates
 from caudex.analysis.tree import PrefixNode, prefix_tree
-from caudex.cache.hit_curve import hit_curve
+from caudex.cache.hit_curve import HitCurve, hit_curve
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log
@@ -71,7 +75,7 @@ def analyze(
         capacities: blocks, or text with a unit ("40GiB") of the KV of `model`.
         policies: eviction policies to compare besides the clairvoyant bound.
         model, kv_dtype, gpu: a config.json, folder or well-known name; turns blocks into GiB and tokens into seconds.
-        replicas: how many there are, for the routing what-if; `capacities` are then of each.
+        replicas: how many there are, for the routing what-if.
         prefill_rate: measured prefill tokens a second, in place of the arithmetic.
 
     Raises:
@@ -90,42 +94,31 @@ def analyze(
     size, unit = _sizes(opened.info, block_size)
     stage("reading")
     measured = _measure(opened, size)
-    stage("hit rate at every capacity")
-    curve = hit_curve(measured.trace)
-    rate, _ = prefill_speed(kv, device, prefill_rate)
-    wanted = [_capacity(value, size, kv) for value in capacities] if capacities else default_capacities(curve)
-    stage("policies")
-    rows = curve_rows(measured, curve, wanted, compared, kv, progress)
-    needed = capacity_rows(curve, kv)
-    pool = pool_blocks_on(device, kv, size) if kv is not None and device is not None else None
-    pool_for_tiers = pool if pool is not None else needed[0].capacity_blocks
-    routing = (
-        routing_rows(measured, replicas, max(pool_for_tiers // (1 if pool else replicas), 1)) if replicas > 1 else None
-    )
-    stage("breakers")
     template = opened.template_description()
+    stage("hit rate by capacity and policy")
+    cached = _cache_answers(measured, kv, device, capacities, compared, replicas)
+    stage("breakers")
     searched = search_breakers(opened, corpus, measured, size, unit, kv, stage) if breakers else NOT_SEARCHED
     templates = _templates(opened, corpus, size) if breakers else []
-    sizes = block_size_rows(measured, unit)
+    stage("decision")
+    rate, _ = prefill_speed(kv, device, prefill_rate)
     repeated = repetition(measured, rate)
-    decision = decide(
-        Evidence(
-            hit_rate=repeated.hit_rate,
-            mean_prompt_tokens=measured.prompt_tokens / len(measured.lengths),
-            capacities=needed,
-            curve=rows,
-            lru_at=curve.hit_rate,
-            block_size=size,
-            block_sizes=sizes,
-            mended=searched.mended,
-            routing=routing,
-            kv=kv,
-            gpu=device,
-            prefill_rate=prefill_rate,
-            pool_blocks=pool,
-        )
+    sizes = block_size_rows(measured, unit)
+    evidence = Evidence(
+        hit_rate=repeated.hit_rate,
+        mean_prompt_tokens=measured.prompt_tokens / len(measured.lengths),
+        capacities=cached.capacities,
+        curve=cached.rows,
+        lru_at=cached.curve.hit_rate,
+        block_size=size,
+        block_sizes=sizes,
+        mended=searched.mended,
+        routing=cached.routing,
+        kv=kv,
+        gpu=device,
+        prefill_rate=prefill_rate,
+        pool_blocks=cached.pool_blocks,
     )
-    stage("prefix tree")
     return Analysis(
         read=_read_summary(opened),
         kind=opened.info.kind,
@@ -138,12 +131,12 @@ def analyze(
         seconds=_seconds(measured),
         repetition=repeated,
         groups=groups(measured),
-        curve=rows,
-        lru_knots=plotted(curve),
-        capacities=needed,
+        curve=cached.rows,
+        lru_knots=plotted(cached.curve),
+        capacities=cached.capacities,
         block_sizes=sizes,
-        tiers=tier_rows(measured, curve, pool_for_tiers, kv),
-        routing=routing,
+        tiers=cached.tiers,
+        routing=cached.routing,
         breakers=searched.breakers,
         breakers_searched=searched.where,
         mended=searched.mended,
@@ -152,7 +145,45 @@ def analyze(
         reuse_over_time=_over_time(measured),
         kv=kv,
         gpu=None if device is None else device.name,
-        decision=decision,
+        decision=decide(evidence),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheAnswers:
+    """What the caches' replay says: at every capacity, by policy, behind tiers, over replicas."""
+
+    curve: HitCurve
+    rows: Table[CurveRow]
+    capacities: Table[CapacityRow]
+    pool_blocks: int | None
+    tiers: Table[TierRow]
+    routing: Table[RoutingRow] | None
+
+
+def _cache_answers(
+    measured: Measured,
+    kv: KvSize | None,
+    gpu: Gpu | None,
+    capacities: Sequence[int | str] | None,
+    policies: Sequence[str],
+    replicas: int,
+) -> _CacheAnswers:
+    """Tiers and replicas are asked about at the GPU's own pool, where a model and a GPU are named, else at the knee."""
+    size = measured.trace.block_size
+    curve = hit_curve(measured.trace)
+    wanted = [parse_capacity(str(value), size, kv) for value in capacities] if capacities else default_capacities(curve)
+    needed = capacity_rows(curve, kv)
+    pool = pool_blocks_on(gpu, kv, size) if kv is not None and gpu is not None else None
+    pool_or_knee = needed[0].capacity_blocks if pool is None else pool
+    each = max(pool_or_knee // (replicas if pool is None else 1), 1)
+    return _CacheAnswers(
+        curve=curve,
+        rows=curve_rows(measured, curve, wanted, policies, kv),
+        capacities=needed,
+        pool_blocks=pool,
+        tiers=tier_rows(measured, curve, pool_or_knee, kv),
+        routing=routing_rows(measured, replicas, each) if replicas > 1 else None,
     )
 
 
@@ -190,10 +221,6 @@ def _measure(opened: Log, size: int) -> Measured:
     if not measured.prompt_tokens:
         raise TraceError(f"{opened.report.source} holds {len(measured.lengths)} requests without a single prompt token")
     return measured
-
-
-def _capacity(value: int | str, size: int, kv: Any) -> int:
-    return parse_capacity(str(value), size, kv)
 
 
 def _templates(opened: Log, corpus: Corpus, size: int) -> list[RecoveredTemplate]:

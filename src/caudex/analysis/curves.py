@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +95,6 @@ def curve_rows(
     capacities: Sequence[int],
     policies: Sequence[str],
     kv: KvSize | None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Table[CurveRow]:
     """LRU from the exact curve, other policies by replaying the log, and the clairvoyant bound, at each capacity."""
     size = measured.trace.block_size
@@ -104,7 +103,7 @@ def curve_rows(
         return CurveRow(policy, size, capacity, gib(capacity, size, kv), rate)
 
     rows = [row(LRU, capacity, curve.hit_rate(capacity)) for capacity in capacities]
-    rates = policy_hit_rates(measured.trace, policies, capacities, progress)
+    rates = policy_hit_rates(measured.trace, policies, capacities)
     rows += [row(policy, capacity, rate) for (policy, capacity), rate in rates.items()]
     rows += [row(CLAIRVOYANT, bound.capacity, bound.hit_rate) for bound in clairvoyant(measured.trace, capacities)]
     return Table(rows)

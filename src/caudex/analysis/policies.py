@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from caudex.cache import policy_names
 from caudex.cache.block_trace import BlockTrace
@@ -29,7 +29,6 @@ def policy_hit_rates(
     trace: BlockTrace,
     policies: Sequence[str],
     capacities: Sequence[int],
-    progress: Callable[[int, int], None] | None = None,
 ) -> dict[tuple[str, int], float]:
     """Hit rates by (policy, capacity): the log run through the real cache, once for each, several at a time.
 
@@ -38,6 +37,6 @@ def policy_hit_rates(
     """
     wanted = [policy for policy in policies if policy not in {LRU, CLAIRVOYANT}]
     settings = [ReplaySettings(num_blocks, policy) for policy in wanted for num_blocks in capacities if num_blocks > 0]
-    results = replay(trace, settings, progress) if settings else []
+    results = replay(trace, settings) if settings else []
     rates = {(result.settings.policy, result.settings.num_blocks): result.hit_rate for result in results}
     return {(policy, capacity): rates.get((policy, capacity), 0.0) for policy in wanted for capacity in capacities}
