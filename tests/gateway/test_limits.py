@@ -138,6 +138,7 @@ HOSTILE = {
     "not http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     "upgrade": (b"GET /v1/x HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", 400),
     "announced too large": (post(b"", b"content-length: 99999999999"), 413),
+    "too large, asking first": (post(b"", b"expect: 100-continue", b"content-length: 99999999999"), 413),
     "too large in chunks": (post((b"ffff\r\n" + b"x" * 65535 + b"\r\n") * 3, b"transfer-encoding: chunked"), 413),
     "a long header": (post(b"", b"x: " + b"y" * 70_000), 431),
     "many headers": (post(b"", *[b"x%d: y" % i for i in range(20_000)]), 431),

@@ -143,8 +143,8 @@ class ClientConnection(asyncio.Protocol):
         for name, value in self._headers:
             if name == b"content-length" and int(value) > self._settings.max_body_bytes:
                 raise self._body_too_large()
-            if name == b"expect" and value.lower() == b"100-continue" and self._transport is not None:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if (b"expect", b"100-continue") in self._headers and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = time.monotonic() + self._settings.body_timeout
 
     def on_body(self, data: bytes) -> None:
