@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from caudex.cache import PrefixCache
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
+from caudex.engine.waiting_queue import WaitingQueue
 
 from .virtual_engine import VOCAB, VirtualEngine, expected_output
 
@@ -225,6 +226,19 @@ def test_an_overdue_request_that_does_not_fit_lets_nobody_pass() -> None:
     run_to_end(engine)
     assert_all_right(engine, states)
     assert [state.arrival for state in engine.admissions] == [0, 1, 2]
+
+
+def test_a_request_that_becomes_overdue_after_it_was_skipped_lets_nobody_pass() -> None:
+    queue = WaitingQueue(max_overtakes=1)
+    old, young, younger = (make_state(arrival, [arrival], 1) for arrival in range(3))
+    for state in (old, young, younger):
+        queue.add(state)
+    queue.skip(old)
+    assert queue.best() is young
+    queue.admit(young.request_id)
+    assert queue.best() is None
+    queue.end_skips()
+    assert queue.best() is old
 
 
 def test_preemption_loses_no_more_than_the_tail() -> None:

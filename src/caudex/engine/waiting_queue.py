@@ -99,13 +99,17 @@ class WaitingQueue:
         return state
 
     def best(self) -> SequenceState | None:
-        """The next request to admit, of those not skipped; None if there is none."""
+        """The next request to admit, of those not skipped; None if there is none.
+
+        None too while one is overdue that has been skipped: it may have become overdue by an admission since.
+        """
+        overdue = self._present & (self._overtakes >= self._max_overtakes)
+        if overdue.any():
+            place = _oldest(self._arrival, overdue)
+            return None if self._skipped[place] else self._states[place]
         candidates = self._present & ~self._skipped
         if not candidates.any():
             return None
-        overdue = candidates & (self._overtakes >= self._max_overtakes)
-        if overdue.any():
-            return self._states[_oldest(self._arrival, overdue)]
         candidates &= self._priority == self._priority[candidates].min()
         score = self._share + self._overtakes / max(1, self._max_overtakes)
         candidates &= score >= score[candidates].max()
