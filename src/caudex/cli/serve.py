@@ -42,6 +42,13 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @model("--served-model-name", "served_model_names", multiple=True, help="A name requests ask for; may be repeated.")
 @model("--dtype", type=click.Choice(get_args(DTypeName)), default=DEFAULTS.dtype, help="Of weights and KV.")
 @model("--max-model-len", type=int, help="Longest prompt plus answer, in tokens.  [default: what model and pool allow]")
+@model(
+    "--lora-adapter",
+    "lora_adapters",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="A LoRA adapter, asked for as model NAME; may be repeated.",
+)
 @model("--chat-template", type=FILE, help="A Jinja file that replaces the model's chat template.")
 @model("--attention-backend", type=click.Choice(get_args(AttentionName)), default=DEFAULTS.attention_backend)
 @model("--num-threads", type=int, help="Threads that compute.  [default: one a core]")
@@ -76,6 +83,7 @@ def command(model: str | None, model_option: str | None, **options: Any) -> None
     MODEL is a Hugging Face directory, a hub id, or a .gguf file; without one, SmolLM2-135M-Instruct is served.
     """
     options["model"] = model or model_option
+    options["lora_adapters"] = dict(map(named_folder, options["lora_adapters"]))
     options["kv_cache_bytes"] = options.pop("kv_cache_memory")
     options["max_body_bytes"] = options.pop("max_body_size")
     try:
@@ -112,6 +120,14 @@ def announce(url: str, model_name: str, *, needs_key: bool, log_format: str) -> 
         f"Try it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         """    -d '{"messages": [{"role": "user", "content": "What is a caudex?"}], "max_tokens": 64}'\n"""
     )
+
+
+def named_folder(text: str) -> tuple[str, Path]:
+    """The parts of NAME=FOLDER."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and Path(folder).is_dir()):
+        raise click.BadParameter(f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--lora-adapter")
+    return name, Path(folder)
 
 
 def fields_of(shape: type, options: dict[str, Any]) -> dict[str, Any]:

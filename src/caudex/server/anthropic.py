@@ -43,7 +43,9 @@ def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
         top_k=request.top_k,
         cache_salt=request.cache_salt,
     )
-    requests = generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=None)
+    requests = generation_requests(
+        fields, caller, prompt, max_tokens=allowed, logprobs=None, adapter=service.adapter_of(model)
+    )
     return Prepared(requests, MessageRenderer(model), bool(request.stream))
 
 

@@ -40,7 +40,9 @@ def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     prompt = render(service, fields)
     field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     allowed = service.tokens_left(len(prompt), getattr(fields, field), field=field)
-    requests = generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=num_logprobs(fields))
+    requests = generation_requests(
+        fields, caller, prompt, max_tokens=allowed, logprobs=num_logprobs(fields), adapter=service.adapter_of(model)
+    )
     return Prepared(requests, ChatRenderer(service, fields, model, prompt), bool(fields.stream))
 
 

@@ -47,7 +47,9 @@ def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     for prompt in prompts:
         asked = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
         allowed = service.tokens_left(len(prompt), asked, field="max_tokens")
-        requests += generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=fields.logprobs)
+        requests += generation_requests(
+            fields, caller, prompt, max_tokens=allowed, logprobs=fields.logprobs, adapter=service.adapter_of(model)
+        )
     echoes = [service.engine.tokenizer.decode(prompt) if fields.echo else "" for prompt in prompts]
     renderer = CompletionRenderer(service, fields, completion_id, model, prompts, echoes)
     return Prepared(requests, renderer, bool(fields.stream))

@@ -124,7 +124,13 @@ def namespace_of(fields: GenerationFields) -> str:
 
 
 def generation_requests(
-    fields: GenerationFields, caller: Caller, prompt: list[int], *, max_tokens: int, logprobs: int | None
+    fields: GenerationFields,
+    caller: Caller,
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    adapter: str | None,
 ) -> list[GenerationRequest]:
     """One engine request a sample of `prompt`; they share it all, so the first computes it and the others find it.
 
@@ -144,6 +150,7 @@ def generation_requests(
                 tenant=caller.tenant,
                 session_id=f"{caller.tenant}/{session}" if session else None,
                 cache_ttl=fields.cache_ttl or 0.0,
+                adapter=adapter,
             )
             for choice in range(fields.num_samples)
         ]

@@ -48,6 +48,6 @@ class OperationEndpoints:
             "created": self._service.started_at,
             "owned_by": "caudex",
             "root": self._service.engine.model_name,
-            "parent": None,
+            "parent": None if self._service.adapter_of(name) is None else self._service.engine.model_name,
             "max_model_len": self._service.engine.max_model_len,
         }

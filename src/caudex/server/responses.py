@@ -39,7 +39,9 @@ def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     prompt = service.render_chat(template_messages(messages_of(request)))
     allowed = service.tokens_left(len(prompt), request.max_output_tokens, field="max_output_tokens")
     fields = GenerationFields(temperature=request.temperature, top_p=request.top_p, cache_salt=request.cache_salt)
-    requests = generation_requests(fields, caller, prompt, max_tokens=allowed, logprobs=None)
+    requests = generation_requests(
+        fields, caller, prompt, max_tokens=allowed, logprobs=None, adapter=service.adapter_of(model)
+    )
     return Prepared(requests, ResponseRenderer(model), bool(request.stream))
 
 

@@ -33,7 +33,10 @@ class Service:
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.model_names: tuple[str, ...] = settings.served_model_names or (engine.model_name,)
+        self.model_names: tuple[str, ...] = (
+            *(settings.served_model_names or (engine.model_name,)),
+            *engine.config.lora_adapters,
+        )
         self.metrics = Metrics(engine, self.model_names[0], settings.metrics_prefix)
         self.started_at = int(time.time())
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="caudex-text")
@@ -80,6 +83,10 @@ class Service:
                 code="model_not_found",
             )
         return name
+
+    def adapter_of(self, model: str) -> str | None:
+        """The LoRA adapter that a served name stands for; None for the names of the model itself."""
+        return model if model in self.engine.config.lora_adapters else None
 
     def check_choices(self, count: int) -> None:
         """Raise if one HTTP request asks for more choices than the server allows."""
