@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from caudex.engine.types import TokenLogprob
+from caudex.engine.types import FinishReason, TokenLogprob
 from caudex.server import sse
 from caudex.server.conversation import template_messages
 from caudex.server.endpoint import Caller, Choice, Prepared
@@ -16,6 +16,7 @@ from caudex.server.errors import APIError
 from caudex.server.fields import GenerationFields, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
 from caudex.server.service import Service, new_id
+from caudex.server.tool_calls import ToolCall, ToolCallReader
 from caudex.server.usage import usage
 
 
@@ -86,6 +87,9 @@ class ChatRenderer:
         self._samples = fields.num_samples
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
         self._seen = [Choice() for _ in range(self._samples)]
+        self._takes_calls = bool(fields.tools) and fields.tool_choice != "none"
+        self._readers = [ToolCallReader() for _ in range(self._samples)]
+        self._num_calls = [0] * self._samples
 
     def event(self, item: ChoiceOutput) -> bytes:
         output, choice = item.output, self._seen[item.choice]
@@ -95,9 +99,9 @@ class ChatRenderer:
             return opening
         rendered: dict[str, Any] = {
             "index": item.choice,
-            "delta": {"content": output.text} if output.text else {},
+            "delta": self._delta(item),
             "logprobs": self._logprobs(output.logprobs),
-            "finish_reason": output.finish_reason,
+            "finish_reason": self._finish_reason(item.choice, output.finish_reason),
         }
         if output.finish_reason is not None:
             rendered["stop_reason"] = output.stop_reason
@@ -141,14 +145,45 @@ class ChatRenderer:
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         rendered: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": self._message(index, choice),
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(index, choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
         if self._fields.return_token_ids:
             rendered |= {"prompt_token_ids": self._prompt, "token_ids": choice.token_ids}
         return rendered
+
+    def _delta(self, item: ChoiceOutput) -> dict[str, Any]:
+        """What a chunk adds to its choice: text, calls, or both."""
+        text, finished = item.output.text, item.output.finish_reason is not None
+        if not self._takes_calls:
+            return {"content": text} if text else {}
+        return self._split(item.choice, text, finished)
+
+    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if self._takes_calls:
+            message |= {"content": None} | self._split(index, choice.text, True)
+        return message
+
+    def _split(self, index: int, text: str, finished: bool) -> dict[str, Any]:
+        """A piece of a choice's text as `content` and `tool_calls`, each where there is any."""
+        reader = self._readers[index]
+        found: dict[str, Any] = {}
+        items = reader.feed(text) + (reader.finish() if finished else [])
+        said = "".join(item for item in items if isinstance(item, str))
+        calls = [item for item in items if isinstance(item, ToolCall)]
+        if said:
+            found["content"] = said
+        if calls:
+            first = self._num_calls[index]
+            found["tool_calls"] = [call.rendered(first + place) for place, call in enumerate(calls)]
+            self._num_calls[index] += len(calls)
+        return found
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self._num_calls[index] else reason
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self._fields.logprobs:
