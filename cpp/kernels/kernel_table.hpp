@@ -62,6 +62,9 @@ struct KernelTable {
 
   void (*multiply_panel_f32)(const PanelProduct& product);
   void (*multiply_panel_bf16)(const PanelProduct& product);
+  // The same for the panel and the one after it: sums[p][r][c]. Quicker with many rows.
+  void (*multiply_two_panels_f32)(const PanelProduct& product);
+  void (*multiply_two_panels_bf16)(const PanelProduct& product);
 
   // What becomes of a panel's sums, [rows][32]. `bias` (32, or null) is added first. `stride`: elements from one
   // row of the target to the next; `columns` of the 32 are stored.

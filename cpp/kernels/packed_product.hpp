@@ -30,19 +30,22 @@ class PackedProduct {
   template <class Store>
   void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
     const Operand left = left_operand(input, matrix);
-    const auto multiply =
-        matrix.dtype() == DType::kFloat32 ? kernels_.multiply_panel_f32 : kernels_.multiply_panel_bf16;
+    const bool wide = matrix.dtype() == DType::kFloat32;
+    const auto multiply = wide ? kernels_.multiply_panel_f32 : kernels_.multiply_panel_bf16;
+    const auto multiply_two = wide ? kernels_.multiply_two_panels_f32 : kernels_.multiply_two_panels_bf16;
     const int row_blocks = (input.rows + kBlockRows - 1) / kBlockRows;
     const int panel_groups = num_panel_groups(matrix.num_panels(), row_blocks);
     threads_.run(row_blocks * panel_groups, [&](int item, int thread) {
       const int first_row = item / panel_groups * kBlockRows, group = item % panel_groups;
       const int rows = std::min(kBlockRows, input.rows - first_row);
-      float* sums = reinterpret_cast<float*>(sums_[thread].reserve(kBlockRows * kPanelColumns * sizeof(float)));
+      float* sums = reinterpret_cast<float*>(sums_[thread].reserve(2 * kBlockRows * kPanelColumns * sizeof(float)));
       const int end = matrix.num_panels() * (group + 1) / panel_groups;
-      for (int panel = matrix.num_panels() * group / panel_groups; panel < end; ++panel) {
-        multiply({left.data + first_row * left.row_bytes, left.row_bytes, rows, matrix.panel(panel),
-                  matrix.num_steps(), sums});
-        store(first_row, rows, panel, sums);
+      for (int panel = matrix.num_panels() * group / panel_groups; panel < end;) {
+        const int panels = rows >= kTwoPanelRows && panel + 1 < end ? 2 : 1;
+        (panels == 2 ? multiply_two : multiply)({left.data + first_row * left.row_bytes, left.row_bytes, rows,
+                                                 matrix.panel(panel), matrix.num_steps(), sums});
+        for (int p = 0; p < panels; ++p) store(first_row, rows, panel + p, sums + p * rows * kPanelColumns);
+        panel += panels;
       }
     });
   }
@@ -54,6 +57,8 @@ class PackedProduct {
   // Rows whose left operands stay in the second-level cache while all panels pass.
   static constexpr int kBlockRows = 192;
   static constexpr int kItemsPerThread = 3;
+  // From here up products take longer than the weights' way from memory, and fewer loads pay.
+  static constexpr int kTwoPanelRows = 64;
 
   struct Operand {
     const char* data;

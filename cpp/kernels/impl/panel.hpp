@@ -64,6 +64,54 @@ void multiply_panel(const PanelProduct& product) {
   }
 }
 
+// `rows` <= R rows of two panels, 2 vectors of each at a time.
+template <class Product, int R>
+inline void multiply_rows_twice(const PanelProduct& product, int first, int rows) {
+  if constexpr (R > 1) {
+    if (rows < R) return multiply_rows_twice<Product, R - 1>(product, first, rows);
+  }
+  const std::size_t panel_bytes = static_cast<std::size_t>(product.steps) * kPanelColumns * 4;
+  const std::size_t panel_sums = static_cast<std::size_t>(product.rows) * kPanelColumns;
+  for (int column = 0; column < kPanelColumns; column += 2 * kWidth) {
+    const char* at = product.panel + column * 4;
+    const char* const columns[4] = {at, at + kWidth * 4, at + panel_bytes, at + panel_bytes + kWidth * 4};
+    Vec sums[R][4];
+    CAUDEX_UNROLL
+    for (int r = 0; r < R; ++r) {
+      CAUDEX_UNROLL
+      for (int v = 0; v < 4; ++v) sums[r][v] = zeros();
+    }
+    multiply_tile<Product>(sums, product.left + first * product.left_row, product.left_row, columns, kPanelColumns * 4,
+                           product.steps, NoPrefetch{});
+    float* target = product.sums + first * kPanelColumns + column;
+    CAUDEX_UNROLL
+    for (int r = 0; r < R; ++r) {
+      CAUDEX_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        store(target + v / 2 * panel_sums + r * kPanelColumns + v % 2 * kWidth, sums[r][v]);
+      }
+    }
+  }
+}
+
+// Half as many loads a product as `multiply_panel`, in the same order of sums. Where there are registers for 4 vectors
+// of 6 rows only; elsewhere one panel after the other.
+template <class Product>
+void multiply_two_panels(const PanelProduct& product) {
+  if constexpr (kAttentionVectors == 4 && kAttentionRows == 6) {
+    for (int first = 0; first < product.rows; first += kAttentionRows) {
+      const int left = product.rows - first;
+      multiply_rows_twice<Product, kAttentionRows>(product, first, left < kAttentionRows ? left : kAttentionRows);
+    }
+  } else {
+    multiply_panel<Product>(product);
+    PanelProduct second = product;
+    second.panel += static_cast<std::size_t>(product.steps) * kPanelColumns * 4;
+    second.sums += static_cast<std::size_t>(product.rows) * kPanelColumns;
+    multiply_panel<Product>(second);
+  }
+}
+
 inline Vec with_bias(const float* sums, const float* bias, int column) {
   const Vec sum = load(sums + column);
   return bias ? add(sum, load(bias + column)) : sum;

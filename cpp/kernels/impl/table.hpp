@@ -23,6 +23,8 @@ constexpr KernelTable make_table(const char* name) {
   table.load_left_bf16 = load_left_bf16;
   table.multiply_panel_f32 = multiply_panel<F32Product>;
   table.multiply_panel_bf16 = multiply_panel<Bf16Product>;
+  table.multiply_two_panels_f32 = multiply_two_panels<F32Product>;
+  table.multiply_two_panels_bf16 = multiply_two_panels<Bf16Product>;
   table.store_f32 = store_panel<float>;
   table.store_bf16 = store_panel<bf16>;
   table.add_f32 = add_panel;
