@@ -68,9 +68,9 @@ def finish(cache: PrefixCache, prompt: Prompt) -> None:
     seq.release()
 
 
-def requests(index: str, *, num_blocks: int = 20_000, running: int = 32) -> Figures:
+def requests(index: str, policy: str = "lru", *, num_blocks: int = 20_000, running: int = 32) -> Figures:
     """The calls of a request, while 32 others run."""
-    cache = PrefixCache(num_blocks, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(num_blocks, index=index, policy=policy)  # type: ignore[arg-type]
     times: dict[str, list[float]] = {name: [] for name in ("match", "begin", "allocate", "commit", "release", "whole")}
     live: list[Sequence] = []
     for prompt in tree_prompts(4000):
@@ -102,7 +102,7 @@ def requests(index: str, *, num_blocks: int = 20_000, running: int = 32) -> Figu
 def decode(index: str) -> Figures:
     """One token for each of 256 running sequences: commit the last one, append the next, take a slot."""
     batch, steps = 256, 512
-    cache = PrefixCache(batch * 64, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(batch * 64, index=index, policy="lru")  # type: ignore[arg-type]
     seqs = [cache.begin(prompt[:100]) for prompt in tree_prompts(batch)]
     for seq in seqs:
         seq.allocate(100)
@@ -118,7 +118,7 @@ def decode(index: str) -> Figures:
 
 def waiting(index: str) -> Figures:
     """512 waiting prompts looked up in one call, as a scheduler orders its queue."""
-    cache = PrefixCache(60_000, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(60_000, index=index, policy="lru")  # type: ignore[arg-type]
     prompts = tree_prompts(2000)
     for prompt in prompts:
         finish(cache, prompt)
@@ -134,7 +134,7 @@ def waiting(index: str) -> Figures:
 def leaves(index: str, count: int) -> Figures:
     """Requests of two blocks in a tree of so many leaves below one node: what match and eviction cost then."""
     num_blocks = 2 * count + 64
-    cache = PrefixCache(num_blocks, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(num_blocks, index=index, policy="lru")  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, 50_000, (count + 4000, 32), dtype=np.int32)
     for prompt in prompts[:count]:
@@ -144,7 +144,7 @@ def leaves(index: str, count: int) -> Figures:
 
 def blocks(index: str, num_blocks: int) -> Figures:
     """Requests of 2,000 tokens in a full pool of so many blocks."""
-    cache = PrefixCache(num_blocks, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(num_blocks, index=index, policy="lru")  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     base = rng.integers(1, 50_000, 2000, dtype=np.int32)
     prompt = base.copy()
@@ -198,7 +198,11 @@ def hashes() -> Figures:
 
 
 BENCHES: dict[str, Callable[[], dict[str, Figures]]] = {
-    "requests": lambda: {index: requests(index) for index in ("radix", "hash")},
+    "requests": lambda: {
+        "radix": requests("radix"),
+        "hash": requests("hash"),
+        "radix, gittins": requests("radix", "gittins"),  # the default policy; the peers have LRU
+    },
     "decode": lambda: {index: decode(index) for index in ("radix", "hash")},
     "waiting": lambda: {index: waiting(index) for index in ("radix", "hash")},
     "leaves": lambda: {f"{n:,} leaves": leaves("radix", n) for n in (1_000, 100_000, 1_000_000)},

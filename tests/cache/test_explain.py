@@ -42,7 +42,7 @@ def test_evicted_when_and_by_which_policy(index: str) -> None:
     engine.serve([50, 51, 52, 53, 54])
     cache.set_time(110.0)
     told = cache.explain([*PROMPT, 99])
-    assert (told.reason, told.policy, told.num_cached) == ("evicted", "lru", 4)
+    assert (told.reason, told.policy, told.num_cached) == ("evicted", "gittins", 4)
     assert told.num_evicted == 8
     assert told.evicted_seconds_ago == pytest.approx(3.0)
 

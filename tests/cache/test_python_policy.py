@@ -68,7 +68,7 @@ def live(cache: PrefixCache, seed: int) -> list[int]:
 @pytest.mark.parametrize("index", ["radix", "hash"])
 def test_lru_in_python_evicts_like_the_built_in_one(index: Any) -> None:
     for seed in range(4):
-        built_in = PrefixCache(20, block_size=2, index=index)
+        built_in = PrefixCache(20, block_size=2, index=index, policy="lru")
         python = PrefixCache(20, block_size=2, index=index, policy=PythonLru())
         assert live(python, seed) == live(built_in, seed)
         assert python.stats().evicted_blocks == built_in.stats().evicted_blocks > 0
@@ -92,7 +92,7 @@ def test_a_broken_policy_does_not_break_the_cache(answer: Any, monkeypatch: pyte
     reported: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(str(args.exc_value)))
     cache = PrefixCache(20, block_size=2, policy=Broken(answer))
-    assert live(cache, 1) == live(PrefixCache(20, block_size=2), 1)
+    assert live(cache, 1) == live(PrefixCache(20, block_size=2, policy="lru"), 1)
     assert reported
 
 

@@ -94,7 +94,7 @@ def test_a_decoding_batch_takes_one_call() -> None:
 
 
 def test_a_conversation_leaves_one_node_behind() -> None:
-    cache = PrefixCache(64, block_size=4)
+    cache = PrefixCache(64, block_size=4, policy="lru")
     history = [1, 2, 3]
     for turn in range(10):
         seq = cache.begin(history)

@@ -53,7 +53,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     index: IndexName = "radix"
-    policy: str = "lru"
+    policy: str = "gittins"
     sharing: SharingName = "isolated"
     enable_prefix_caching: bool = True
     attention_backend: AttentionName = "auto"
