@@ -500,7 +500,7 @@ std::string BlockTree::dump() const {
 
 std::size_t BlockTree::bytes() const {
   std::size_t bytes = nodes_.count() * sizeof(Node) + children_.bytes() + policy_->bytes();
-  for (NodeId id = 1; id < nodes_.capacity(); ++id) bytes += nodes_[id].blocks.capacity_bytes();
+  for (NodeId id = 1; id < nodes_.capacity(); ++id) bytes += nodes_[id].blocks.heap_bytes();
   return bytes;
 }
 

@@ -43,20 +43,24 @@ std::string PrefixCache::tree_name(const Prompt& prompt) const {
 }
 
 const PrefixCache::Space* PrefixCache::find_space(const Prompt& prompt) const {
+  if (prompt.space.empty() && prompt.tenant.empty()) {  // the usual case, without a string made and hashed
+    return unnamed_space_ == kNoSpace ? nullptr : &spaces_[unnamed_space_];
+  }
   auto found = space_ids_.find(tree_name(prompt));
   return found == space_ids_.end() ? nullptr : &spaces_[found->second];
 }
 
 SpaceId PrefixCache::open_space(const Prompt& prompt) {
+  if (const Space* space = find_space(prompt)) return static_cast<SpaceId>(space - spaces_.data());
   std::string name = tree_name(prompt);
-  auto found = space_ids_.find(name);
-  return found != space_ids_.end() ? found->second : open_tree(std::string(prompt.space), std::move(name));
+  return open_tree(std::string(prompt.space), std::move(name));
 }
 
 SpaceId PrefixCache::open_tree(std::string name, std::string tree_name) {
   auto found = space_ids_.find(tree_name);
   if (found != space_ids_.end()) return found->second;
   const auto id = static_cast<SpaceId>(spaces_.size());
+  if (tree_name.empty()) unnamed_space_ = id;
   spaces_.push_back({std::move(name), tree_name, tree_.add_root(id, tree_name), {}, {}});
   space_ids_.emplace(std::move(tree_name), id);
   return id;

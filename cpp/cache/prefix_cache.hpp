@@ -203,6 +203,7 @@ class PrefixCache {
   ContentBook content_;
   std::vector<Space> spaces_;
   std::unordered_map<std::string, SpaceId> space_ids_;
+  SpaceId unnamed_space_ = kNoSpace;
   std::unordered_map<std::string, Tenant> tenants_;
   Ghosts<float> evicted_;  // when, in seconds since the cache was made
   EventLog events_;

@@ -14,6 +14,7 @@ using NodeId = std::uint32_t;    // an index into the node store
 using SpaceId = std::uint32_t;   // a namespace
 
 inline constexpr BlockId kNoBlock = -1;
+inline constexpr SpaceId kNoSpace = UINT32_MAX;
 inline constexpr NodeId kNoNode = 0;  // node 0 is never handed out
 
 // More blocks were asked for than are free or evictable. Nothing was changed.
