@@ -2,8 +2,8 @@
 
     python benchmarks/replay.py --traces DIR [--json FILE]
 
-Millions of block references a second, medians; reading the log is not counted. Run it under `taskset -c 0`, and on a
-busy machine compare ratios.
+Millions of block references a second of CPU time, medians; reading the log is not counted, laying out its ids for the
+cache is. Run it under `taskset -c 0`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CAPACITIES = {"mooncake_conversation": 10_000, "mooncake_synthetic": 10_000, "kv
 
 
 def rate(trace: BlockTrace, run: Callable[[], object], repeats: int) -> float:
-    """Return millions of block references a second."""
+    """Return millions of block references a second of CPU time."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return int(trace.num_full_blocks.sum()) / statistics.median(times) / 1e6
 
 
