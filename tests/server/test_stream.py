@@ -89,3 +89,16 @@ def test_a_connection_serves_one_request_after_another(server) -> None:
             answer = connection.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200 OK")
             assert b"connection: close" not in answer.lower()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_that_fails_says_so_before_it_ends(fresh_server, path: str) -> None:
+    question = [{"role": "user", "content": "go on"}]
+    body = {"prompt": "go on", "messages": question, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with fresh_server() as server, server.http.stream("POST", path, json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.engine.shutdown(drain=False)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert "shutting down" in json.loads(rest[-2].removeprefix("data: "))["error"]["message"]
