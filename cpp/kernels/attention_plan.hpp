@@ -17,7 +17,7 @@ struct TileMember {
   int num_queries;
 };
 
-// Consecutive members of a tile that find the tokens [first_token, end_token) in the same blocks, and so read them once.
+// Consecutive members of a tile that find the tokens [first_token, end_token) in the same blocks and read them once.
 struct TileRun {
   int first_member, end_member;  // within the tile
   int first_token, end_token;    // first_token is a multiple of 64

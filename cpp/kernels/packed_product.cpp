@@ -16,8 +16,8 @@ PackedProduct::Operand PackedProduct::left_operand(const MatrixRows& input, cons
   threads_.run((input.rows + kConvertedRows - 1) / kConvertedRows, [&](int item, int) {
     const int end = std::min(input.rows, (item + 1) * kConvertedRows);
     for (int row = item * kConvertedRows; row < end; ++row) {
-      kernels_.load_left_bf16(target + row * row_bytes, reinterpret_cast<const bf16*>(input.data + row * input.row_bytes),
-                              matrix.depth(), matrix.padded_depth());
+      const bf16* source = reinterpret_cast<const bf16*>(input.data + row * input.row_bytes);
+      kernels_.load_left_bf16(target + row * row_bytes, source, matrix.depth(), matrix.padded_depth());
     }
   });
   return {target, row_bytes};

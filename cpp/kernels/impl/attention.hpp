@@ -119,7 +119,8 @@ inline void add_values(const AttentionStep& step, int first, int column, const f
       ChunkPrefetch<V> next{{}, value_step};
       CAUDEX_UNROLL
       for (int v = 0; v < V; ++v) {
-        if (step.next_values[c] && v * kWidth % 16 == 0) next.chunks[v] = step.next_values[c] + (column + v * kWidth) * 4;
+        const bool starts_line = v * kWidth % 16 == 0;
+        if (step.next_values[c] && starts_line) next.chunks[v] = step.next_values[c] + (column + v * kWidth) * 4;
       }
       multiply_tile<Product>(sums, chunk_weights, kWeightsRow, values, value_step, chunk_steps, next);
     } else {
