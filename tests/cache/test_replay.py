@@ -59,7 +59,7 @@ def test_no_policy_beats_the_clairvoyant_one(trace: BlockTrace, capacity: int, p
 def test_tokens_take_the_way_of_a_served_request(trace: TokenTrace, num_blocks: int, size: int, index: str) -> None:
     num_blocks += 12 // size
     (result,) = replay(trace, [ReplaySettings(num_blocks, index=index, block_size=size)])  # type: ignore[arg-type]
-    cache = PrefixCache(num_blocks, size, index=index)  # type: ignore[arg-type]
+    cache = PrefixCache(num_blocks, size, index=index, policy="lru")  # type: ignore[arg-type]
     for i, prompt in enumerate(trace.prompt_lengths.tolist()):
         tokens = trace.tokens[trace.offsets[i] : trace.offsets[i + 1]]
         sequence = cache.begin(tokens[:prompt])

@@ -58,9 +58,9 @@ def test_the_same_matches_and_the_same_blocks(index: Any, sharing: Any, seed: in
 @pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_evictions_in_the_same_order(index: Any, seed: int) -> None:
-    cache = PrefixCache(24, block_size=2, index=index, sharing="shared")
+    cache = PrefixCache(24, block_size=2, index=index, sharing="shared", policy="lru")
     prompts = live(cache, seed)
-    again = PrefixCache(24, block_size=2, index=index, sharing="shared")
+    again = PrefixCache(24, block_size=2, index=index, sharing="shared", policy="lru")
     again.load(cache.save())
     fillers = [list(range(100 * i, 100 * i + 4)) for i in range(1, 10)]
     for filler in fillers:
