@@ -24,9 +24,7 @@ from caudex.analysis.curves import (
 )
 from caudex.analysis.decision import Evidence, decide, pool_blocks_on, prefill_speed
 from caudex.analysis.findings import NOT_SEARCHED, search_breakers
-from caudex.analysis.kv_size import KvSize, kv_size
 from caudex.analysis.measure import Measured, Meter
-from caudex.analysis.models import Gpu, find_gpu
 from caudex.analysis.policies import check_policies, default_policies
 from caudex.analysis.repetition import groups, repetition
 from caudex.analysis.replicas import RoutingRow, routing_rows
@@ -35,6 +33,8 @@ from caudex.analysis.tables import Table
 from caudex.analysis.templates import recover_templates
 from caudex.analysis.tree import PrefixNode, prefix_tree
 from caudex.cache.hit_curve import HitCurve, hit_curve
+from caudex.sizing.gpus import Gpu, find_gpu
+from caudex.sizing.kv_size import KvSize, kv_size
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caudex.analysis.kv_size import KvSize
 from caudex.analysis.measure import Measured
 from caudex.analysis.policies import CLAIRVOYANT, LRU, policy_hit_rates
 from caudex.analysis.tables import Table
 from caudex.cache.clairvoyant import clairvoyant
 from caudex.cache.hit_curve import HitCurve
+from caudex.sizing.kv_size import KvSize
 
 SHARES_OF_CEILING = (0.90, 0.95, 0.99)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 512)

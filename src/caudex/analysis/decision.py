@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from caudex.analysis.curves import BlockSizeRow, CapacityRow, CurveRow, gib
 from caudex.analysis.flags import engine_flags
-from caudex.analysis.kv_size import KvSize
 from caudex.analysis.mended import Mended
-from caudex.analysis.models import KNOWN_MODELS, Gpu, find_gpu
 from caudex.analysis.replicas import RoutingRow
 from caudex.analysis.tables import Table
+from caudex.sizing.gpus import Gpu, find_gpu
+from caudex.sizing.kv_size import KvSize
+from caudex.sizing.models import KNOWN_MODELS
 
 WORTH_IT = 0.02
 WORTH_MENDING_FIRST = 0.05
@@ -181,10 +182,11 @@ def prefill_speed(kv: KvSize | None, gpu: Gpu | None, measured_rate: float | Non
             DEFAULT_PREFILL_RATE,
             f"prefill at {DEFAULT_PREFILL_RATE:,.0f} tokens/s, assumed (say --model and --gpu, or --prefill-rate)",
         )
-    rate = MODEL_FLOPS_UTILISATION * gpu.flops / (2 * kv.parameters)
+    rate = MODEL_FLOPS_UTILISATION * gpu.flops_per_second / (2 * kv.parameters)
     return rate, (
         f"prefill at {rate:,.0f} tokens/s: 2 operations a parameter ({kv.parameters / 1e9:.3g}B active), "
-        f"{MODEL_FLOPS_UTILISATION:.0%} of {gpu.name}'s {gpu.flops / 1e12:,.0f} TFLOP/s; attention's own share left out"
+        f"{MODEL_FLOPS_UTILISATION:.0%} of {gpu.name}'s {gpu.flops_per_second / 1e12:,.0f} TFLOP/s; "
+        "attention's own share left out"
     )
 
 
@@ -202,5 +204,5 @@ def pool_blocks_on(gpu: Gpu | str, kv: KvSize, block_size: int) -> int | None:
     total = known["total_parameters"] if known else kv.parameters
     if not total:
         return None
-    left = USABLE_MEMORY * gpu.memory - 2 * total
+    left = USABLE_MEMORY * gpu.memory_bytes - 2 * total
     return int(left // (kv.bytes_per_cached_token * block_size)) if left > 0 else None

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from caudex.analysis.breakers.candidate import Candidate
 from caudex.analysis.breakers.search import Finding, find_breakers
 from caudex.analysis.corpus import Corpus
-from caudex.analysis.kv_size import KvSize
 from caudex.analysis.measure import Measured
 from caudex.analysis.mended import Mended, measure_mended
 from caudex.analysis.results import Breaker
 from caudex.analysis.shape import shape_breakers
 from caudex.analysis.token_text import TokenText
+from caudex.sizing.kv_size import KvSize
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.log import Log
 from caudex.trace.render import RequestRenderer

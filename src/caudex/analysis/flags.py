@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caudex.analysis.kv_size import KvSize
+from caudex.sizing.kv_size import KvSize
 
 SMALLEST_VLLM_BLOCK = 16
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from caudex.analysis.curves import CapacityRow, capacity_rows, plotted
-from caudex.analysis.kv_size import KvSize
 from caudex.analysis.replay import block_trace
 from caudex.analysis.tables import Table
 from caudex.cache.hit_curve import hit_curve
+from caudex.sizing.kv_size import KvSize
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.request import Request
 

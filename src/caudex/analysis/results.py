@@ -8,11 +8,11 @@ from typing import Any
 from caudex.analysis.breakers.candidate import Example, Place
 from caudex.analysis.curves import BlockSizeRow, CapacityRow, CurveRow, TierRow
 from caudex.analysis.decision import Decision
-from caudex.analysis.kv_size import KvSize
 from caudex.analysis.mended import Mended
 from caudex.analysis.repetition import GroupRow, Repetition
 from caudex.analysis.replicas import RoutingRow
 from caudex.analysis.tables import Table
+from caudex.sizing.kv_size import KvSize
 
 REPORT_VERSION = 1
 

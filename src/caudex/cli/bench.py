@@ -17,8 +17,8 @@ from caudex.bench.run import Plan, play
 from caudex.bench.scenes import DEFAULT_SCENES, SCENES
 from caudex.bench.summary import Summary
 from caudex.bench.tables import Row, show
-from caudex.cli.bars import CountBar
 from caudex.cli.options import GroupedCommand, option_group
+from caudex.cli.progress import CountBar
 
 SCALE = Scale()
 

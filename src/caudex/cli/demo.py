@@ -10,7 +10,7 @@ from caudex.bench.client import Record, ServerError
 from caudex.bench.demo import demo_plan, play_demo
 from caudex.bench.summary import Summary
 from caudex.bench.tables import Row, show
-from caudex.cli.bars import CountBar
+from caudex.cli.progress import CountBar
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

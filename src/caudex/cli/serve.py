@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import click
 
-from caudex.cli.bars import LoadingBar
 from caudex.cli.options import ByteSize, GroupedCommand, option_group
+from caudex.cli.progress import LoadingBar
 from caudex.engine.config import AttentionName, DTypeName, EngineConfig, IndexName, SharingName
 
 DEFAULTS = EngineConfig()

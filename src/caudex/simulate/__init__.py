@@ -6,15 +6,14 @@ prefix cache is the engine's own, while a `CostModel` says how long each step of
 
 from caudex.simulate.cost_model import CostModel, FittedModel, RooflineModel, fit_cost_model, fit_steps
 from caudex.simulate.fleet_simulation import FleetChange, FleetSimulation, SimulationSettings
-from caudex.simulate.hardware import GPUS, MODELS, Gpu, ModelShape, find_gpu, find_model
+from caudex.simulate.model_shape import ModelShape, find_model
 from caudex.simulate.replica import ReplicaLimits
 from caudex.simulate.result import SimulationResult, Slo
 from caudex.simulate.sequential import SequentialResult, replay_sequentially
 from caudex.simulate.workload import Workload, read_workload
+from caudex.sizing.gpus import Gpu, find_gpu
 
 __all__ = [
-    "GPUS",
-    "MODELS",
     "CostModel",
     "FittedModel",
     "FleetChange",

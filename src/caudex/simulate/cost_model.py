@@ -9,7 +9,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from caudex.simulate.hardware import Gpu, ModelShape
+from caudex.simulate.model_shape import ModelShape
+from caudex.sizing.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)

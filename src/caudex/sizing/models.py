@@ -1,14 +1,15 @@
-"""Well-known models and GPUs: the few numbers that cache arithmetic needs, each from its maker's own page.
+"""Well-known models: the few numbers that cache arithmetic needs, each from its maker's own page.
 
-Models: fields as in the model's config.json on its Hugging Face page; `active_parameters` from the model card (for
-mixtures of experts, those active for one token); `weights_bytes` only where weights are not published in 16 bits.
-GPUs: memory, bandwidth and dense 16-bit tensor throughput from the vendor's data sheet (without sparsity).
+Fields as in the model's config.json on its Hugging Face page; `active_parameters` from the model card (for mixtures of
+experts, those active for one token).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 
 def _dense(
@@ -57,40 +58,41 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One accelerator: memory in bytes, bandwidth in bytes a second, dense 16-bit operations a second."""
+def load_config(model: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the config.json fields of a model given by name, config.json, folder or parsed config.
 
-    name: str
-    memory: float
-    bandwidth: float
-    flops: float
-
-
-GPUS: dict[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("A10G", 24 * 2**30, 600e9, 70e12),
-        Gpu("L4", 24 * 2**30, 300e9, 121e12),
-        Gpu("L40S", 48 * 2**30, 864e9, 362e12),
-        Gpu("RTX-4090", 24 * 2**30, 1008e9, 165e12),
-        Gpu("A100-40GB", 40 * 2**30, 1555e9, 312e12),
-        Gpu("A100-80GB", 80 * 2**30, 2039e9, 312e12),
-        Gpu("H100", 80 * 2**30, 3350e9, 989e12),
-        Gpu("H200", 141e9, 4800e9, 989e12),
-        Gpu("B200", 180e9, 8000e9, 2250e12),
-        Gpu("MI300X", 192e9, 5300e9, 1307e12),
-    )
-}
+    Raises:
+        ValueError: there is no such model; the message names some that are known.
+    """
+    if isinstance(model, dict):
+        return str(model.get("_name_or_path") or model.get("model_type") or "model"), model
+    path = Path(model)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        config = msgspec.json.decode(path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} is not a model's config.json")
+        return path.parent.name if path.name == "config.json" else path.stem, config
+    known = find_known(str(model))
+    if known is None:
+        close = ", ".join(sorted(KNOWN_MODELS)[:8])
+        raise ValueError(f"no model {str(model)!r}: give a config.json, a model's folder, or one of {close}, ...")
+    return known, KNOWN_MODELS[known]
 
 
-def find_gpu(name: str) -> Gpu:
-    """A GPU by its name, however it is spelt. Raises ValueError that lists the known ones."""
-    wanted = "".join(c for c in name.lower() if c.isalnum())
-    for known, gpu in GPUS.items():
-        if "".join(c for c in known.lower() if c.isalnum()) == wanted:
-            return gpu
-    starting = [gpu for known, gpu in GPUS.items() if known.lower().startswith(name.lower())]
-    if len(starting) == 1:
-        return starting[0]
-    raise ValueError(f"gpu is {name!r}; known are {', '.join(GPUS)}")
+def find_known(name: str) -> str | None:
+    """The name in KNOWN_MODELS that `name` means: case, organisation and separators do not matter."""
+
+    def plain(text: str) -> str:
+        return (
+            "".join(c for c in text.rsplit("/", 1)[-1].lower() if c.isalnum())
+            .replace("instruct", "")
+            .replace("meta", "")
+        )
+
+    wanted = plain(name)
+    for known in KNOWN_MODELS:
+        if plain(known) == wanted:
+            return known
+    return None

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from caudex.analysis.models import KNOWN_MODELS
+from caudex.sizing.models import KNOWN_MODELS, find_known, load_config
 
 BYTES_OF_DTYPE = {
     "fp32": 4.0, "float32": 4.0, "bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0,
@@ -64,7 +62,7 @@ def kv_size(model: str | Path | dict[str, Any], dtype: str = "bf16", *, tensor_p
     Raises:
         ValueError: the model or dtype is not known, or the config lacks what is needed; the message names it.
     """
-    name, config = _load_config(model)
+    name, config = load_config(model)
     if dtype not in BYTES_OF_DTYPE:
         raise ValueError(f"dtype is {dtype!r}; known are {', '.join(BYTES_OF_DTYPE)}")
     config = config.get("text_config") or config.get("llm_config") or config
@@ -88,41 +86,6 @@ def kv_size(model: str | Path | dict[str, Any], dtype: str = "bf16", *, tensor_p
         sliding_window=int(window) if sliding and window else None,
         parameters=_parameters(model, config),
     )
-
-
-def _load_config(model: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(model, dict):
-        return str(model.get("_name_or_path") or model.get("model_type") or "model"), model
-    path = Path(model)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        config = msgspec.json.decode(path.read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError(f"{path} is not a model's config.json")
-        return path.parent.name if path.name == "config.json" else path.stem, config
-    known = find_known(str(model))
-    if known is None:
-        close = ", ".join(sorted(KNOWN_MODELS)[:8])
-        raise ValueError(f"no model {str(model)!r}: give a config.json, a model's folder, or one of {close}, ...")
-    return known, KNOWN_MODELS[known]
-
-
-def find_known(name: str) -> str | None:
-    """The name in KNOWN_MODELS that `name` means: case, organisation and separators do not matter."""
-
-    def plain(text: str) -> str:
-        return (
-            "".join(c for c in text.rsplit("/", 1)[-1].lower() if c.isalnum())
-            .replace("instruct", "")
-            .replace("meta", "")
-        )
-
-    wanted = plain(name)
-    for known in KNOWN_MODELS:
-        if plain(known) == wanted:
-            return known
-    return None
 
 
 def _integer(config: dict[str, Any], name: str, *keys: str) -> int:

@@ -7,8 +7,8 @@ import pytest
 
 from caudex.analysis.curves import parse_capacity
 from caudex.analysis.decision import pool_blocks_on
-from caudex.analysis.kv_size import kv_size
-from caudex.analysis.models import GPUS, find_gpu
+from caudex.sizing.gpus import GPUS, find_gpu
+from caudex.sizing.kv_size import kv_size
 
 
 @pytest.mark.parametrize(

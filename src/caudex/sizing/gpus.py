@@ -1,0 +1,47 @@
+"""Well-known GPUs: memory, bandwidth and dense 16-bit tensor throughput (without sparsity).
+
+Each from the vendor's data sheet; the A10G's figures are from AWS's page on g5 instances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator; operations are dense 16-bit ones."""
+
+    name: str
+    memory_bytes: float
+    bytes_per_second: float
+    flops_per_second: float
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A10G", 24 * 2**30, 600e9, 70e12),
+        Gpu("L4", 24 * 2**30, 300e9, 121e12),
+        Gpu("L40S", 48 * 2**30, 864e9, 362e12),
+        Gpu("RTX-4090", 24 * 2**30, 1008e9, 165e12),
+        Gpu("A100-40GB", 40 * 2**30, 1555e9, 312e12),
+        Gpu("A100-80GB", 80 * 2**30, 2039e9, 312e12),
+        Gpu("H100", 80 * 2**30, 3350e9, 989e12),
+        Gpu("H200", 141e9, 4800e9, 989e12),
+        Gpu("B200", 180e9, 8000e9, 2250e12),
+        Gpu("MI300X", 192e9, 5300e9, 1307e12),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by its name, however it is spelt. Raises ValueError that lists the known ones."""
+    wanted = "".join(c for c in name.lower() if c.isalnum())
+    for known, gpu in GPUS.items():
+        if "".join(c for c in known.lower() if c.isalnum()) == wanted:
+            return gpu
+    starting = [gpu for known, gpu in GPUS.items() if known.lower().startswith(name.lower())]
+    if len(starting) == 1:
+        return starting[0]
+    raise ValueError(f"gpu is {name!r}; known are {', '.join(GPUS)}")
