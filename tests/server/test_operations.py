@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
+import threading
 
 import pytest
 
 import caudex
+from caudex.engine.types import GenerationRequest, RequestOutput, SamplingParams
 from caudex.server.activity import ActivityLog
 from caudex.server.logs import JSONFormatter
 from caudex.server.settings import ServerSettings
@@ -83,12 +86,23 @@ def test_a_key_guards_all_but_the_probes(fresh_server) -> None:
 
 
 def test_a_full_queue_is_429(fresh_server) -> None:
+    held, go_on, outputs = threading.Event(), threading.Event(), itertools.count()
+
+    def hold_the_second(_: RequestOutput) -> None:
+        """By then the engine's figures are those of the first step, with two requests in the queue."""
+        if next(outputs) == 1:
+            held.set()
+            go_on.wait(30)
+
     with fresh_server(ServerSettings(max_waiting=1), max_num_seqs=1) as server:
-        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": 32}
-        with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
-            next(stream.iter_raw())
-            server.settled(lambda stats: stats.num_requests_waiting > 1)
+        sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+        for name in ("a", "b", "c"):
+            server.engine.submit(GenerationRequest(name, [1, 2], sampling), hold_the_second)
+        try:
+            assert held.wait(30)
             refused = server.post("/v1/completions", prompt="b")
+        finally:
+            go_on.set()
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
 
