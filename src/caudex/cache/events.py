@@ -80,6 +80,13 @@ class EventPublisher:
     endpoint, replay_endpoint
         ZeroMQ addresses to bind, such as ``tcp://*:5557``. A port of 0 or ``*`` takes any free one; the attributes of
         the same name then hold the address taken.
+
+    Raises
+    ------
+    OSError
+        An address is taken, not this machine's, or none; the message names it.
+    ImportError
+        pyzmq is missing; the message says how to get it.
     """
 
     def __init__(
@@ -105,11 +112,15 @@ class EventPublisher:
         self._next = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._stop = threading.Event()
-        context: Any = zmq.Context.instance()
-        self._pub = context.socket(zmq.PUB)
-        self._router = context.socket(zmq.ROUTER) if replay_endpoint else None
-        self.endpoint = _bind(self._pub, endpoint)
-        self.replay_endpoint = _bind(self._router, replay_endpoint) if replay_endpoint else None
+        self._pub, self.endpoint = _bound_socket(zmq.PUB, endpoint)
+        self._router: Any = None
+        self.replay_endpoint: str | None = None
+        if replay_endpoint is not None:
+            try:
+                self._router, self.replay_endpoint = _bound_socket(zmq.ROUTER, replay_endpoint)
+            except OSError:
+                self._pub.close(linger=0)
+                raise
         cache.enable_events()
         self._thread = threading.Thread(target=self._run, name="caudex-events", daemon=True)
         self._thread.start()
@@ -160,10 +171,16 @@ class EventPublisher:
         self._router.send_multipart((client, b"", END_OF_REPLAY, b""))
 
 
-def _bind(socket: Any, endpoint: str) -> str:
+def _bound_socket(kind: int, endpoint: str) -> tuple[Any, str]:
+    """A socket that listens, and the address it took."""
     import zmq
 
-    if endpoint.endswith(":0"):
-        endpoint = endpoint[:-1] + "*"
-    socket.bind(endpoint)
-    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    context: Any = zmq.Context.instance()
+    socket = context.socket(kind)
+    try:
+        socket.bind(endpoint[:-1] + "*" if endpoint.endswith(":0") else endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        reason = str(error.strerror).partition(" (addr=")[0]
+        raise OSError(f"cannot publish KV events on {endpoint}: {reason}; choose another address") from error
+    return socket, str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

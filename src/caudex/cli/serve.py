@@ -68,6 +68,11 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @cache("--index", type=click.Choice(get_args(IndexName)), default=DEFAULTS.index, help="radix also shares part blocks.")
 @cache("--policy", default=DEFAULTS.policy, help="What to evict first.")
 @cache("--sharing", type=click.Choice(get_args(SharingName)), default=DEFAULTS.sharing, help="Between API keys.")
+@cache(
+    "--kv-events-endpoint", metavar="ADDRESS", help="Publish what is cached, as tcp://127.0.0.1:5557 or tcp://*:5557."
+)
+@cache("--kv-events-replay-endpoint", metavar="ADDRESS", help="Where followers ask for events they missed.")
+@cache("--kv-events-topic", default=DEFAULTS.kv_events_topic, help="First frame of each batch of events.")
 @batching("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, help="Requests that run at once.")
 @batching("--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, help="Tokens in one step.")
 @batching("--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older.")
@@ -105,7 +110,7 @@ def command(model: str | None, model_option: str | None, **options: Any) -> None
                 announce(url, model_name, needs_key=bool(settings.api_keys), log_format=options["log_format"])
 
             serve(config, settings, address, progress=bar.update, on_ready=ready)
-    except (ValueError, OSError) as exc:
+    except (ValueError, OSError, ImportError) as exc:
         raise click.ClickException(str(exc)) from exc
 
 

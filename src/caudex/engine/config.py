@@ -31,6 +31,10 @@ class EngineConfig:
         index, policy: of the prefix cache.
         sharing: what tenants of one namespace share: `isolated`, `shared`, `public` or `k_anonymous` (see PrefixCache).
         enable_prefix_caching: off, no request ever sees another's KV (the pool is still paged).
+        kv_events_endpoint: ZeroMQ address to publish the cache's changes on, as `tcp://127.0.0.1:5557`; None publishes
+            nothing.
+        kv_events_replay_endpoint: where followers may ask for what they missed; None keeps no history for them.
+        kv_events_topic: the first frame of every batch, for subscribers that choose by it.
         attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
         num_threads: of the compiled kernels and PyTorch; None means one a core.
         max_overtakes: the most younger requests that are ever admitted before a waiting one (see Scheduler).
@@ -56,6 +60,9 @@ class EngineConfig:
     policy: str = "gittins"
     sharing: SharingName = "isolated"
     enable_prefix_caching: bool = True
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
     attention_backend: AttentionName = "auto"
     num_threads: int | None = None
     max_overtakes: int = 64
@@ -75,11 +82,20 @@ class EngineConfig:
         for name in ("num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 1, None)
+        self._check_kv_events()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence needs at least one token a step"
             )
+
+    def _check_kv_events(self) -> None:
+        if self.kv_events_endpoint is None:
+            for name in ("kv_events_replay_endpoint", "kv_events_topic"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} is {value!r} but there is no kv_events_endpoint to publish on")
+        elif not self.enable_prefix_caching:
+            raise ValueError("kv_events_endpoint is set but prefix caching is off: there would be nothing to publish")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from caudex.cache import PrefixCache
+from caudex.cache.events import EventPublisher
 from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
@@ -118,6 +119,7 @@ class Engine:
         )
         self._loop = EngineLoop(runner, cache, scheduler, self._known_ids.discard, check_invariants=config.debug)
         self._thread = threading.Thread(target=self._run, name="caudex-engine", daemon=True)
+        self._events = _publish_events(config, cache)
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -131,6 +133,8 @@ class Engine:
             UnsupportedModelError: the model is none that can be served; the message says why.
             FileNotFoundError: there is no such model.
             ValueError: the pool or the longest length cannot be as configured.
+            OSError: the address to publish KV events on is taken or not this machine's.
+            ImportError: KV events are to be published, and pyzmq is missing.
         """
 
         progress = progress or ignore_progress
@@ -233,7 +237,7 @@ class Engine:
         self._loop.commands.put(ResetCache())
 
     def shutdown(self, drain: bool = True, timeout: float | None = None) -> bool:
-        """Stop taking requests and end the thread; True if it has ended.
+        """Stop taking requests, end the thread, and publish the last KV events; True if the thread has ended.
 
         Args:
             drain: finish what is queued and running first; False aborts it.
@@ -242,14 +246,11 @@ class Engine:
         with self._lock:
             self._accepting = False
         self._loop.commands.put(Stop(drain))
-        if self._thread.ident is None:
-            self._run()
-            return True
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self._loop.commands.put(Stop(drain=False))
-            self._thread.join(_ABORT_SECONDS)
-        return not self._thread.is_alive()
+        try:
+            return self._end_thread(timeout)
+        finally:
+            if self._events is not None:
+                self._events.close()
 
     @property
     def is_alive(self) -> bool:
@@ -279,6 +280,16 @@ class Engine:
     def _why_not_accepting(self) -> str:
         return "the engine is shut down" if self._error is None else f"the engine has died: {self._error!r}"
 
+    def _end_thread(self, timeout: float | None) -> bool:
+        if self._thread.ident is None:
+            self._run()
+            return True
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._loop.commands.put(Stop(drain=False))
+            self._thread.join(_ABORT_SECONDS)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         """What the engine's thread does."""
         try:
@@ -290,6 +301,14 @@ class Engine:
             with self._lock:
                 self._accepting = False
             self._loop.end_all(self._error)
+
+
+def _publish_events(config: EngineConfig, cache: PrefixCache) -> EventPublisher | None:
+    if config.kv_events_endpoint is None:
+        return None
+    return EventPublisher(
+        cache, config.kv_events_endpoint, config.kv_events_replay_endpoint, topic=config.kv_events_topic
+    )
 
 
 def _adapter_namespace(request: GenerationRequest) -> str:
