@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
+import zmq.asyncio
 
 from caudex.cache import PrefixCache
 from caudex.cache.events import EventPublisher
@@ -18,6 +20,7 @@ from caudex.gateway.upstream_pool import UpstreamPool, parse_endpoint
 from caudex.gateway.worker import Worker
 from caudex.routing import Fleet, text_request, token_request
 from caudex.routing.event_index import EventIndex
+from caudex.routing.kv_events import decode_batch
 from caudex.trace.bodies import parse_object
 from caudex.trace.request import Request
 
@@ -80,6 +83,76 @@ def test_what_was_stored_before_and_after_joining_is_known_and_what_was_evicted_
             await until(lambda: index.num_blocks(0) == 0)
 
         with_subscriber(publisher, test)
+
+
+class LossyLine:
+    """Carries batches from a publisher to one subscriber, and loses them while `losing`; `truth` has heard them all."""
+
+    def __init__(self, publisher: EventPublisher) -> None:
+        context = zmq.asyncio.Context.instance()
+        self._sub, self._pub = context.socket(zmq.SUB), context.socket(zmq.XPUB)
+        self._sub.setsockopt(zmq.SUBSCRIBE, b"")
+        self._sub.connect(publisher.endpoint)
+        self.endpoint = f"tcp://127.0.0.1:{self._pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.truth = EventIndex()
+        self.losing = False
+        self._task = asyncio.create_task(self._carry())
+
+    async def connected(self, cache: PrefixCache) -> None:
+        """Waits for the subscription to arrive at this end, and for our own at the publisher's."""
+        await self._pub.recv()
+        while self.truth.block_size is None:
+            cache.clear()
+            store(cache, list(range(9_000, 9_016)))
+            await asyncio.sleep(0.02)
+
+    async def _carry(self) -> None:
+        while True:
+            frames = await self._sub.recv_multipart()
+            if not self.losing:
+                await self._pub.send_multipart(frames)
+            for event in decode_batch(frames[2]):
+                self.truth.apply(0, event)
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._sub.close(linger=0)
+        self._pub.close(linger=0)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(replay: bool) -> None:
+    """The lost batches hold a removal: the old prompt must not be credited, whether or not they can be had again."""
+    cache = PrefixCache(8, BLOCK)
+    old, lost, kept, after = (list(range(start, start + 64)) for start in range(0, 4_000, 1_000))
+
+    async def run(publisher: EventPublisher) -> None:
+        fleet, index, line = Fleet(), EventIndex(), LossyLine(publisher)
+        fleet.join("http://w:1")
+        worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
+        subscriber = KvSubscriber(worker, index, line.endpoint, publisher.replay_endpoint if replay else None)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await line.connected(cache)
+            store(cache, old)
+            await until(lambda: believed(index, fleet, old) == 64)
+            line.losing = True
+            store(cache, lost)
+            store(cache, kept)
+            await until(lambda: believed(line.truth, fleet, kept) == 64)
+            assert believed(index, fleet, old) == 64, "nothing tells of a gap before the next batch"
+            line.losing = False
+            store(cache, after)
+            await until(lambda: believed(index, fleet, after) == 64)
+            assert cache.match([*old, 0]).num_tokens == believed(index, fleet, old) == 0
+            assert believed(index, fleet, kept) == (64 if replay else 0)
+            assert index.num_blocks(0) == (cache.num_cached_blocks if replay else 4)
+        finally:
+            subscriber.close()
+            line.close()
+
+    with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+        asyncio.run(run(publisher))
 
 
 def test_a_restarted_worker_is_not_credited_with_what_it_had() -> None:
