@@ -25,6 +25,20 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert ended.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["analyze", "-"], ["trace", "head", "-"]])
+def test_a_missing_library_is_said_in_a_line(arguments: list[str]) -> None:
+    code = f"import sys\nsys.modules['pyarrow'] = None\nfrom caudex.cli import main\nmain({arguments!r})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: logs are kept in Arrow tables: pip install 'caudex[analyze]'\n"
+
+
+def test_kv_size_needs_no_library_for_logs() -> None:
+    code = "import sys\nsys.modules['pyarrow'] = None\nfrom caudex.cli import main\nmain(['kv-size', 'Llama-2-70B'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "320" in ended.stdout
+
+
 def test_every_command_has_help() -> None:
     for name in COMMANDS:
         shown = CliRunner().invoke(main, [name, "--help"])

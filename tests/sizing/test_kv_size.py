@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from caudex.analysis.curves import parse_capacity
-from caudex.analysis.decision import pool_blocks_on
 from caudex.sizing.gpus import GPUS, find_gpu
+from caudex.sizing.kv_pool import pool_blocks_on
 from caudex.sizing.kv_size import kv_size
 
 

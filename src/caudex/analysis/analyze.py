@@ -22,7 +22,7 @@ from caudex.analysis.curves import (
     plotted,
     tier_rows,
 )
-from caudex.analysis.decision import Evidence, decide, pool_blocks_on, prefill_speed
+from caudex.analysis.decision import Evidence, decide, prefill_speed
 from caudex.analysis.findings import NOT_SEARCHED, search_breakers
 from caudex.analysis.measure import Measured, Meter
 from caudex.analysis.policies import check_policies, default_policies
@@ -34,6 +34,7 @@ from caudex.analysis.templates import recover_templates
 from caudex.analysis.tree import PrefixNode, prefix_tree
 from caudex.cache.hit_curve import HitCurve, hit_curve
 from caudex.sizing.gpus import Gpu, find_gpu
+from caudex.sizing.kv_pool import pool_blocks_on
 from caudex.sizing.kv_size import KvSize, kv_size
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError

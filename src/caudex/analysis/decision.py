@@ -10,9 +10,8 @@ from caudex.analysis.flags import engine_flags
 from caudex.analysis.mended import Mended
 from caudex.analysis.replicas import RoutingRow
 from caudex.analysis.tables import Table
-from caudex.sizing.gpus import Gpu, find_gpu
+from caudex.sizing.gpus import Gpu
 from caudex.sizing.kv_size import KvSize
-from caudex.sizing.models import KNOWN_MODELS
 
 WORTH_IT = 0.02
 WORTH_MENDING_FIRST = 0.05
@@ -20,7 +19,6 @@ ROUNDING_WORTH_MENDING = 0.005
 BLOCK_SIZES_TO_ADVISE = (16, 128)
 MODEL_FLOPS_UTILISATION = 0.45
 DEFAULT_PREFILL_RATE = 8_000.0
-USABLE_MEMORY = 0.90
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +192,3 @@ def _speed(hit_rate: float, mean_prompt: float, rate: float, assumption: str) ->
     without = mean_prompt / rate
     with_cache = mean_prompt * (1 - hit_rate) / rate
     return Speed(rate, without, with_cache, 1 / max(1 - hit_rate, 1e-3), assumption)
-
-
-def pool_blocks_on(gpu: Gpu | str, kv: KvSize, block_size: int) -> int | None:
-    """Blocks that fit beside the model's 16-bit weights in 90 % of a GPU's memory; None where the model does not fit
-    or its size is not known."""
-    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    known = KNOWN_MODELS.get(kv.model)
-    total = known["total_parameters"] if known else kv.parameters
-    if not total:
-        return None
-    left = USABLE_MEMORY * gpu.memory_bytes - 2 * total
-    return int(left // (kv.bytes_per_cached_token * block_size)) if left > 0 else None

@@ -6,6 +6,7 @@ A command's module is imported only when that command runs, so `caudex --help` n
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -33,6 +34,13 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"caudex.cli.{COMMANDS[cmd_name]}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an optional library that is not installed ends it with one line, not a traceback."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(str(error)) from None
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

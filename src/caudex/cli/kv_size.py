@@ -19,9 +19,9 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(model: str, dtype: str, tensor_parallel: int, tokens: int | None, gpu: str | None, as_json: bool) -> None:
     """KV bytes a token of MODEL: a config.json, a model's folder, or a well-known name (Llama-3.1-8B)."""
-    from caudex.analysis.decision import pool_blocks_on
     from caudex.cli.reading import user_errors
     from caudex.report.numbers import bytes_text
+    from caudex.sizing.kv_pool import pool_blocks_on
     from caudex.sizing.kv_size import kv_size
 
     with user_errors():

@@ -25,7 +25,9 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:
-    raise TraceError("logs are kept in Arrow tables: pip install 'caudex[analyze]'") from error
+    raise ModuleNotFoundError(
+        "logs are kept in Arrow tables: pip install 'caudex[analyze]'", name=error.name
+    ) from error
 
 TRACE_VERSION = 1
 METADATA_KEY = b"caudex.trace"
