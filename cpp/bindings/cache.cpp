@@ -614,7 +614,7 @@ void bind_cache(nb::module_& m) {
            [](PyCache& self, std::optional<std::string> space) {
              return self.shared->locked([&](PrefixCache& cache) { return space ? cache.stats(*space) : cache.stats(); });
            },
-           nb::arg("namespace").none() = nb::none(), "Counters of one namespace, or of all together.")
+           nb::arg("namespace").none() = nb::none(), "Counters of one namespace since it was last forgotten, see namespaces(); or of all together since the start.")
       .def("occupancy",
            [](PyCache& self, std::optional<std::string> space) {
              return self.shared->locked(
@@ -624,7 +624,8 @@ void bind_cache(nb::module_& m) {
            "What lies in the pool of one namespace, or of all together. Walks the tree.")
       .def("namespaces",
            [](PyCache& self) { return self.shared->locked([](PrefixCache& cache) { return cache.spaces(); }); },
-           "The namespaces seen so far.")
+           "The namespaces in use, and those seen of late. Beyond some hundreds, one without a block, a request, a pin and "
+           "a registered prefix is forgotten: its counters live on in the sum of all.")
       .def("set_time",
            [](PyCache& self, double seconds) {
              self.shared->locked([&](PrefixCache& cache) { cache.set_time(seconds); });

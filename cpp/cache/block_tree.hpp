@@ -61,7 +61,7 @@ class BlockTree {
 
   // A namespace is a root of its own: an empty node that is never evicted.
   NodeId add_root(SpaceId space, const std::string& name);
-  // The caller guarantees that the root has no child and no anchor.
+  // The caller guarantees that the root has no child and no anchor. The namespace's number may be used again.
   void remove_root(NodeId root);
   const std::uint8_t* root_key(SpaceId space) const { return root_keys_.data() + space * pool_.key_bytes(); }
 

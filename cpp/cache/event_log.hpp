@@ -54,6 +54,14 @@ class EventLog {
     num_blocks_ = 0;
   }
 
+  // The namespaces of events that nobody has taken yet.
+  template <typename Visit>
+  void for_each_space(Visit visit) const {
+    for (const CacheEvent& event : events_) {
+      if (event.kind != CacheEvent::Kind::kCleared) visit(event.space);
+    }
+  }
+
   std::vector<CacheEvent> take() {
     std::vector<CacheEvent> taken;
     taken.swap(events_);

@@ -12,7 +12,7 @@ constexpr std::size_t kShown = 8;  // tokens of a sibling that explain() tells
 }  // namespace
 
 Stats PrefixCache::stats() const {
-  Stats sum;
+  Stats sum = forgotten_;
   for (const Space& space : spaces_) sum += space.stats;
   return sum;
 }
@@ -20,7 +20,7 @@ Stats PrefixCache::stats() const {
 Stats PrefixCache::stats(std::string_view name) const {
   Stats sum;
   for (const Space& space : spaces_) {
-    if (space.name == name) sum += space.stats;
+    if (space.is_open() && space.name == name) sum += space.stats;
   }
   return sum;
 }
@@ -34,7 +34,7 @@ Occupancy PrefixCache::occupancy() const {
 Occupancy PrefixCache::occupancy(std::string_view name) const {
   Occupancy sum;
   for (const Space& space : spaces_) {
-    if (space.name == name) sum += tree_.occupancy(space.root);
+    if (space.is_open() && space.name == name) sum += tree_.occupancy(space.root);
   }
   for (const Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) {
     if (spaces_[sequence->space].name != name) continue;
@@ -51,6 +51,7 @@ Occupancy PrefixCache::occupancy(std::string_view name) const {
 std::vector<std::string> PrefixCache::spaces() const {
   std::vector<std::string> names;
   for (const Space& space : spaces_) {
+    if (!space.is_open()) continue;
     if (std::find(names.begin(), names.end(), space.name) == names.end()) names.push_back(space.name);
   }
   return names;
@@ -94,6 +95,7 @@ void PrefixCache::explain_divergence(Explanation& told, const Prompt& prompt, co
 void PrefixCache::explain_other_spaces(Explanation& told, const Prompt& prompt, const Token* tokens) const {
   const Space* own = find_space(prompt);
   for (const Space& space : spaces_) {
+    if (!space.is_open()) continue;
     const Position end = tree_.walk(space.root, tokens, told.num_tokens - 1, kOperator).end;
     if (end <= std::max(told.num_cached, told.num_cached_there)) continue;
     told.reason = MissReason::kOtherNamespace;
@@ -139,7 +141,11 @@ void PrefixCache::check_invariants() const {
 }
 
 std::size_t PrefixCache::bytes() const {
-  return tree_.bytes() + evicted_.bytes() + std::size_t{num_blocks() - pool_.num_free()} * pool_.bytes_per_block();
+  std::size_t names = spaces_.capacity() * sizeof(Space);
+  for (const auto& [name, id] : space_ids_) names += 2 * name.capacity() + spaces_[id].name.capacity();
+  for (const auto& [name, id] : tenants_) names += sizeof id + name.capacity();
+  return tree_.bytes() + evicted_.bytes() + names +
+         std::size_t{num_blocks() - pool_.num_free()} * pool_.bytes_per_block();
 }
 
 }  // namespace caudex

@@ -48,6 +48,7 @@ const PrefixCache::Space* PrefixCache::find_space(const Prompt& prompt) const {
 
 SpaceId PrefixCache::open_space(const Prompt& prompt) {
   if (const Space* space = find_space(prompt)) return static_cast<SpaceId>(space - spaces_.data());
+  if (space_ids_.size() >= space_limit_) forget_idle_spaces();
   std::string name = tree_name(prompt);
   return open_tree(std::string(prompt.space), std::move(name));
 }
@@ -55,9 +56,14 @@ SpaceId PrefixCache::open_space(const Prompt& prompt) {
 SpaceId PrefixCache::open_tree(std::string name, std::string tree_name) {
   auto found = space_ids_.find(tree_name);
   if (found != space_ids_.end()) return found->second;
-  const auto id = static_cast<SpaceId>(spaces_.size());
+  if (spare_spaces_.empty()) {
+    spare_spaces_.push_back(static_cast<SpaceId>(spaces_.size()));
+    spaces_.emplace_back();
+  }
+  const SpaceId id = spare_spaces_.back();
+  spare_spaces_.pop_back();
   if (tree_name.empty()) unnamed_space_ = id;
-  spaces_.push_back({std::move(name), tree_name, tree_.add_root(id, tree_name), {}, {}});
+  spaces_[id] = {std::move(name), tree_name, tree_.add_root(id, tree_name), {}, {}};
   space_ids_.emplace(std::move(tree_name), id);
   return id;
 }
@@ -71,7 +77,18 @@ Tenant PrefixCache::find_tenant(std::string_view name) const {
 
 Tenant PrefixCache::open_tenant(std::string_view name) {
   if (options_.sharing == Sharing::kIsolated || options_.sharing == Sharing::kShared) return 0;
-  return tenants_.emplace(std::string(name), static_cast<Tenant>(tenants_.size())).first->second;
+  auto found = tenants_.find(std::string(name));
+  if (found != tenants_.end()) return found->second;
+  if (tenants_.size() >= tenant_limit_) forget_idle_tenants();
+  return add_tenant(std::string(name));
+}
+
+Tenant PrefixCache::add_tenant(std::string name) {
+  // Every id below the sum of both is either taken or spare.
+  const Tenant id = spare_tenants_.empty() ? static_cast<Tenant>(tenants_.size()) : spare_tenants_.back();
+  const auto [at, is_new] = tenants_.emplace(std::move(name), id);
+  if (is_new && !spare_tenants_.empty()) spare_tenants_.pop_back();
+  return at->second;
 }
 
 void PrefixCache::register_public(const Prompt& prompt) {

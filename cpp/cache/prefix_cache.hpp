@@ -23,6 +23,7 @@
 namespace caudex {
 
 inline constexpr std::size_t kMaxTokens = INT32_MAX;  // of one request
+inline constexpr std::size_t kFewNames = 256;  // so many namespaces, and tenants, are not worth forgetting any
 
 struct CacheOptions {
   std::uint32_t num_blocks = 0;
@@ -114,7 +115,7 @@ class PrefixCache {
   // From now on, changes are collected for take_events(), up to that many blocks between two calls.
   void enable_events(std::size_t max_blocks) { events_.enable(max_blocks); }
   std::vector<CacheEvent> take_events() { return events_.take(); }
-  // The namespace as it was asked for; empty once it is unknown.
+  // The namespace of an event as it was asked for, until that event has been taken and another call made.
   std::string space_name(SpaceId space) const { return space < spaces_.size() ? spaces_[space].name : std::string(); }
 
   std::uint32_t num_blocks() const { return pool_.num_blocks(); }
@@ -125,11 +126,13 @@ class PrefixCache {
   std::uint32_t num_available() const { return num_free() + num_cached(); }
   std::uint32_t num_nodes() const { return tree_.nodes().count(); }
 
-  // Sums over a namespace, all tenants included, or over everything.
+  // Sums over everything since the start; or over a namespace, all tenants included, since it was last forgotten: that
+  // may happen when it has no block, no request, no pin and no registered prefix, and more than kFewNames are known.
   Stats stats() const;
   Stats stats(std::string_view space) const;
   Occupancy occupancy() const;
   Occupancy occupancy(std::string_view space) const;
+  // Those known: all that are in use, and of the idle ones the latest.
   std::vector<std::string> spaces() const;
 
   // Seconds on the clock that policies see. The caller sets it: wall time when serving, the trace's in a replay.
@@ -146,20 +149,24 @@ class PrefixCache {
   struct Space {
     std::string name;  // as asked for
     std::string tree_name;
-    NodeId root;
+    NodeId root = kNoNode;
     Stats stats;
     std::vector<std::vector<Token>> registered;
+
+    bool is_open() const { return root != kNoNode; }  // otherwise its id is spare
   };
 
   struct Saved;
   struct SavedNode;
   struct SavedSpace;
+  template <typename Id>
+  using Places = std::unordered_map<Id, std::uint64_t>;  // of namespaces or tenants in a file
   template <typename Out>
-  void save_nodes(Out& out) const;
+  void save_nodes(Out& out, const Places<SpaceId>& spaces, const Places<Tenant>& tenants) const;
   Saved parse(std::string_view payload) const;
   void require_consistent(const Saved& saved) const;
   void adopt_saved(const Saved& saved);
-  void adopt_node(const Saved& saved, const SavedNode& node, SpaceId space);
+  void adopt_node(const Saved& saved, const SavedNode& node, SpaceId space, const std::vector<Tenant>& tenants);
 
   SpaceId open_tree(std::string name, std::string tree_name);
   std::string tree_name(const Prompt& prompt) const;
@@ -167,6 +174,11 @@ class PrefixCache {
   SpaceId open_space(const Prompt& prompt);
   Tenant find_tenant(std::string_view name) const;
   Tenant open_tenant(std::string_view name);
+  Tenant add_tenant(std::string name);
+  bool is_idle(const Space& space) const;
+  void forget_idle_spaces();
+  void forget_space(SpaceId id);
+  void forget_idle_tenants();
   const Token* readable_tokens(const Prompt& prompt, std::vector<Token>& copy) const;
   void forget_unused_content();
 
@@ -202,9 +214,14 @@ class PrefixCache {
   BlockTree tree_;
   ContentBook content_;
   std::vector<Space> spaces_;
+  std::vector<SpaceId> spare_spaces_;
   std::unordered_map<std::string, SpaceId> space_ids_;
+  std::size_t space_limit_ = kFewNames;  // with so many, idle ones are looked for
+  Stats forgotten_;  // of namespaces that have been forgotten
   SpaceId unnamed_space_ = kNoSpace;
   std::unordered_map<std::string, Tenant> tenants_;
+  std::vector<Tenant> spare_tenants_;
+  std::size_t tenant_limit_ = kFewNames;
   Ghosts<float> evicted_;  // when, in seconds since the cache was made
   EventLog events_;
   std::vector<BlockCopy> pending_copies_;  // from fork(), handed out by the next allocation of any request

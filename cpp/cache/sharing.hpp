@@ -1,6 +1,7 @@
 // Who may see a cached block: sharing between tenants.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -39,6 +40,10 @@ class Audiences {
   void drop(AudienceId id);
   const std::vector<Tenant>& members(AudienceId id) const { return sets_[id].tenants; }
   std::size_t count() const { return ids_.size(); }
+  template <typename Visit>
+  void for_each_member(Visit visit) const {
+    for (const Set& set : sets_) std::for_each(set.tenants.begin(), set.tenants.end(), visit);
+  }
 
  private:
   struct Set {

@@ -114,24 +114,30 @@ std::string PrefixCache::save() const {
   out.number(static_cast<std::uint64_t>(options_.sharing));
   out.number(options_.k);
 
-  std::vector<std::string> tenants(tenants_.size());
-  for (const auto& [name, id] : tenants_) tenants[id] = name;
-  out.number(tenants.size());
-  for (const std::string& name : tenants) out.text(name);
+  Places<Tenant> tenants;  // their places in the file
+  out.number(tenants_.size());
+  for (const auto& [name, id] : tenants_) {
+    tenants.emplace(id, tenants.size());
+    out.text(name);
+  }
   const auto& contents = content_.keys();
   out.number(contents.size());
   for (const auto& [code, key] : contents) {
     out.number(code);
     out.text(key);
   }
-  out.number(spaces_.size());
-  for (const Space& space : spaces_) {
+  Places<SpaceId> spaces;
+  out.number(space_ids_.size());
+  for (SpaceId id = 0; id < spaces_.size(); ++id) {
+    const Space& space = spaces_[id];
+    if (!space.is_open()) continue;
+    spaces.emplace(id, spaces.size());
     out.text(space.name);
     out.text(space.tree_name);
     out.number(space.registered.size());
     for (const std::vector<Token>& prefix : space.registered) out.integers(prefix);
   }
-  save_nodes(out);
+  save_nodes(out, spaces, tenants);
 
   const std::string payload = out.take();
   Writer file;
@@ -142,9 +148,9 @@ std::string PrefixCache::save() const {
 }
 
 template <typename Out>
-void PrefixCache::save_nodes(Out& out) const {
+void PrefixCache::save_nodes(Out& out, const Places<SpaceId>& spaces, const Places<Tenant>& tenants) const {
   std::vector<NodeId> order;
-  for (const Space& space : spaces_) tree_.append_nodes(space.root, order);
+  for (const auto& [id, place] : spaces) tree_.append_nodes(spaces_[id].root, order);
   // Pinned nodes count as used right now. In either group a node comes after its descendants.
   std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
     const Node& x = tree_.nodes()[a];
@@ -164,8 +170,10 @@ void PrefixCache::save_nodes(Out& out) const {
     // A tail that a running request keeps beside longer copies of it stays behind.
     if (!node.is_leaf() && tree_.ends_inside_block(node) && tree_.has_tail(node)) blocks.pop_back();
     std::vector<std::int32_t> audience;
-    for (Tenant tenant : audiences_.members(node.audience)) audience.push_back(static_cast<std::int32_t>(tenant));
-    out.number(node.space);
+    for (Tenant tenant : audiences_.members(node.audience)) {
+      audience.push_back(static_cast<std::int32_t>(tenants.at(tenant)));
+    }
+    out.number(spaces.at(node.space));
     out.number(tree_.nodes()[node.parent].is_root() ? 0 : places[node.parent]);
     out.integers(tokens);
     out.integers(blocks);
@@ -263,7 +271,8 @@ void PrefixCache::require_consistent(const Saved& saved) const {
 }
 
 void PrefixCache::adopt_saved(const Saved& saved) {
-  for (const std::string& name : saved.tenants) tenants_.emplace(name, static_cast<Tenant>(tenants_.size()));
+  std::vector<Tenant> tenants;
+  for (const std::string& name : saved.tenants) tenants.push_back(add_tenant(name));
   for (const auto& [code, key] : saved.contents) content_.insert(static_cast<std::uint32_t>(code), key);
   std::vector<SpaceId> spaces;
   for (const SavedSpace& space : saved.spaces) {
@@ -275,7 +284,7 @@ void PrefixCache::adopt_saved(const Saved& saved) {
     for (BlockId block : node.blocks) used[block] = 1;
   }
   pool_.resize(num_blocks(), used);
-  for (const SavedNode& node : saved.nodes) adopt_node(saved, node, spaces[node.space]);
+  for (const SavedNode& node : saved.nodes) adopt_node(saved, node, spaces[node.space], tenants);
   if (tree_.num_resident() == static_cast<std::uint64_t>(std::count(used.begin(), used.end(), 1))) return;
   clear();
   pool_.resize(num_blocks(), std::vector<std::uint8_t>(num_blocks(), 0));
@@ -283,7 +292,8 @@ void PrefixCache::adopt_saved(const Saved& saved) {
 }
 
 // Brings the path to a node into the tree, as far as it is not there, and ends a request at it.
-void PrefixCache::adopt_node(const Saved& saved, const SavedNode& node, SpaceId space) {
+void PrefixCache::adopt_node(const Saved& saved, const SavedNode& node, SpaceId space,
+                             const std::vector<Tenant>& tenants) {
   const Position end = node.start + static_cast<Position>(node.tokens.size());
   Sequence path;
   path.space = space;
@@ -307,7 +317,7 @@ void PrefixCache::adopt_node(const Saved& saved, const SavedNode& node, SpaceId 
   }
   AudienceId audience = kEveryone;
   for (std::size_t i = 0; i < node.audience.size(); ++i) {
-    const auto tenant = static_cast<Tenant>(node.audience[i]);
+    const Tenant tenant = tenants[node.audience[i]];
     const AudienceId wider = i == 0 ? audiences_.only(tenant) : audiences_.join(audience, tenant);
     audiences_.drop(audience);
     audience = wider;

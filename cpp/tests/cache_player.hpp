@@ -68,6 +68,8 @@ class CachePlayer {
   }
 
  private:
+  static constexpr std::uint32_t kCrowd = kFewNames + 4;
+
   struct Running {
     std::unique_ptr<Sequence> sequence = std::make_unique<Sequence>();
     bool awaits_copy = false;
@@ -103,7 +105,7 @@ class CachePlayer {
       case 11: return look();
       case 12: return pin();
       case 13: return execute(cache_.resize(1 + choices_.below(2 * cache_.num_blocks())));
-      case 14: return execute(cache_.compact());
+      case 14: return choices_.below(2) == 0 ? execute(cache_.compact()) : crowd();
       default: return rare();
     }
   }
@@ -129,6 +131,24 @@ class CachePlayer {
   }
 
   Running& choose() { return *running_[choices_.below(static_cast<std::uint32_t>(running_.size()))]; }
+
+  // More namespaces and tenants than are remembered, each once.
+  void crowd() {
+    const Stats before = cache_.stats();
+    for (std::uint32_t i = 0; i < kCrowd; ++i) {
+      const std::string name = "crowd " + std::to_string(num_strangers_++);
+      const Token token = 0;
+      Prompt prompt;
+      prompt.tokens = &token;
+      prompt.count = 1;
+      prompt.space = prompt.tenant = name;
+      Sequence sequence;
+      cache_.begin(sequence, prompt);
+      cache_.release(sequence);
+    }
+    CHECK(cache_.stats().lookup_tokens == before.lookup_tokens + kCrowd);
+    CHECK(cache_.spaces().size() <= kFewNames);
+  }
 
   void begin() {
     const std::vector<Token> tokens = choose_tokens();
@@ -266,6 +286,7 @@ class CachePlayer {
   std::vector<std::unique_ptr<Sequence>> pins_;
   std::vector<std::uint64_t> kv_;
   double now_ = 0.0;
+  std::uint64_t num_strangers_ = 0;
 };
 
 }  // namespace caudex::test

@@ -15,6 +15,7 @@ from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, Sequence, policy_n
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 spaces = st.sampled_from(["", "", "", "other"])
+CROWD = 260  # more namespaces than are remembered
 
 
 @dataclass(eq=False)
@@ -151,6 +152,16 @@ class CacheMachine(RuleBasedStateMachine):
         pair.seq.release()
         self.twin.release(pair.twin)
         self.pairs.remove(pair)
+
+    @rule()
+    def crowd(self) -> None:
+        """Each of many namespaces asks once; then those in which nothing is left are forgotten, and may return."""
+        for i in range(CROWD):
+            self.cache.begin([0], f"stranger {self.twin.begun + i}").release()
+        self.twin.pass_by(CROWD)
+        used = {space for space, _ in self.twin.resident} | {request.space for request in self.twin.running}
+        assert used <= set(self.cache.namespaces())
+        assert len(self.cache.namespaces()) < CROWD
 
     @rule()
     def clear(self) -> None:

@@ -121,6 +121,12 @@ class Twin:
         self.stats["hit_partial_tokens"] += cached - in_tree
         return request
 
+    def pass_by(self, count: int) -> None:
+        """So many requests of one token, each in a namespace of its own, that end before they compute anything."""
+        self.begun += count
+        self.stats["requests"] += count
+        self.stats["lookup_tokens"] += count
+
     def missing(self, request: Request, num_tokens: int) -> int:
         return max(self.blocks_for(num_tokens) - len(request.table), 0)
 
