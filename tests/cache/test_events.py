@@ -12,6 +12,8 @@ from tests.cache.engine_double import MiniEngine
 
 from caudex.cache import OutOfBlocks, PrefixCache, block_keys
 from caudex.cache.events import END_OF_REPLAY, EventPublisher, take_batch
+from caudex.cache.namespace import join_namespace
+from caudex.routing.kv_events import BlocksStored, decode_batch
 
 zmq = pytest.importorskip("zmq")
 
@@ -80,6 +82,18 @@ def test_a_follower_knows_every_whole_block(index: Any, seed: int) -> None:
             if cache.match([*tokens[: 2 * i + 2], 9], s).num_whole == 2 * i + 2
         }
         assert follower.blocks == expected
+
+
+@pytest.mark.parametrize("salt", ["", "salt"])
+@pytest.mark.parametrize("adapter", [None, "law"])
+def test_a_router_learns_salt_and_adapter(salt: str, adapter: str | None) -> None:
+    cache = PrefixCache(16, block_size=4)
+    cache.enable_events()
+    MiniEngine(cache).serve(range(12), join_namespace(salt, adapter))
+    first, *later = decode_batch(msgspec.msgpack.encode(take_batch(cache)))
+    assert isinstance(first, BlocksStored)
+    assert (first.parent, first.salt, first.adapter) == (None, salt, adapter or "")
+    assert all(isinstance(event, BlocksStored) and event.adapter == first.adapter for event in later)
 
 
 def receive(socket: Any) -> list[bytes]:

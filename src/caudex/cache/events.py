@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from caudex.cache.namespace import split_namespace
 from caudex.cache.prefix_cache import PrefixCache
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -59,9 +60,13 @@ def take_batch(cache: PrefixCache, rank: int | None = None) -> EventBatch | None
 def _event(raw: tuple[Any, ...], block_size: int) -> Event:
     match raw:
         case ("stored", hashes, parent, tokens, namespace):
-            salted = bool(namespace) and parent is None
-            extra = [[namespace], *[None] * (len(hashes) - 1)] if salted else None
-            return BlockStored(hashes, parent, tokens, block_size, extra_keys=extra)
+            salt, adapter = split_namespace(namespace)
+            every = [adapter] if adapter is not None else []
+            first = [*every, salt] if salt and parent is None else every
+            extra = [keys or None for keys in [first, *[every] * (len(hashes) - 1)]]
+            return BlockStored(
+                hashes, parent, tokens, block_size, lora_name=adapter, extra_keys=extra if any(extra) else None
+            )
         case ("removed", hashes):
             return BlockRemoved(hashes)
         case _:

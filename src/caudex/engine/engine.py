@@ -11,6 +11,7 @@ import numpy as np
 
 from caudex.cache import PrefixCache
 from caudex.cache.events import EventPublisher
+from caudex.cache.namespace import join_namespace
 from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
@@ -25,7 +26,6 @@ from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
 from caudex.engine.types import (
-    ADAPTER_SEPARATOR,
     Completion,
     EngineDeadError,
     EngineStats,
@@ -195,7 +195,7 @@ class Engine:
                 self._num_submitted,
                 prompt,
                 max_output,
-                namespace=_adapter_namespace(request),
+                namespace=join_namespace(request.namespace, request.adapter),
                 tenant=request.tenant,
                 session_id=request.session_id,
                 adapter=request.adapter,
@@ -309,10 +309,3 @@ def _publish_events(config: EngineConfig, cache: PrefixCache) -> EventPublisher 
     return EventPublisher(
         cache, config.kv_events_endpoint, config.kv_events_replay_endpoint, topic=config.kv_events_topic
     )
-
-
-def _adapter_namespace(request: GenerationRequest) -> str:
-    """The cache namespace of a request: keys and values under an adapter are other ones than without."""
-    if request.adapter is None:
-        return request.namespace
-    return f"{request.namespace}{ADAPTER_SEPARATOR}{request.adapter}"

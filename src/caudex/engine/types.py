@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+from caudex.cache.namespace import ADAPTER_SEPARATOR
 
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 """The most alternatives a token that `logprobs` may ask for."""
-
-
-ADAPTER_SEPARATOR = "\x1f"
-"""Stands between a namespace and an adapter in the name of the cache that both have; no namespace holds it."""
 
 MAX_CACHE_TTL = 3600.0
 """The longest that a request may ask its blocks to be kept, in seconds."""
