@@ -11,6 +11,7 @@ from caudex.analysis.corpus import Corpus
 from caudex.analysis.measure import Measured
 from caudex.analysis.mended import Mended, measure_mended
 from caudex.analysis.results import Breaker
+from caudex.analysis.retokenized import retokenized_outputs
 from caudex.analysis.shape import shape_breakers
 from caudex.analysis.token_text import TokenText
 from caudex.sizing.kv_size import KvSize
@@ -50,7 +51,7 @@ def search_breakers(
     kv: KvSize | None,
     stage: Callable[[str], None],
 ) -> Searched:
-    found = list(shape_breakers(measured, unit))
+    found = [*shape_breakers(measured, unit), *retokenized_outputs(corpus.requests, measured)]
     searchable = _searchable(opened, corpus)
     if searchable is None:
         where = "in block sizes and routing only: hashes do not show what diverges"
