@@ -11,6 +11,7 @@ import numpy as np
 from caudex.analysis.breakers.search import SEARCH_REQUESTS
 from caudex.analysis.corpus import Corpus
 from caudex.analysis.curves import (
+    BlockSizeRow,
     CapacityRow,
     CurveRow,
     TierRow,
@@ -25,6 +26,7 @@ from caudex.analysis.curves import (
 from caudex.analysis.decision import Evidence, decide, prefill_speed
 from caudex.analysis.findings import NOT_SEARCHED, search_breakers
 from caudex.analysis.measure import Measured, Meter
+from caudex.analysis.mended import Mended
 from caudex.analysis.policies import check_policies, default_policies
 from caudex.analysis.repetition import groups, repetition
 from caudex.analysis.replicas import RoutingRow, routing_rows
@@ -102,24 +104,8 @@ def analyze(
     searched = search_breakers(opened, corpus, measured, size, unit, kv, stage) if breakers else NOT_SEARCHED
     templates = _templates(opened, corpus, size) if breakers else []
     stage("decision")
-    rate, _ = prefill_speed(kv, device, prefill_rate)
-    repeated = repetition(measured, rate)
+    repeated = repetition(measured, prefill_speed(kv, device, prefill_rate)[0])
     sizes = block_size_rows(measured, unit)
-    evidence = Evidence(
-        hit_rate=repeated.hit_rate,
-        mean_prompt_tokens=measured.prompt_tokens / len(measured.lengths),
-        capacities=cached.capacities,
-        curve=cached.rows,
-        lru_at=cached.curve.hit_rate,
-        block_size=size,
-        block_sizes=sizes,
-        mended=searched.mended,
-        routing=cached.routing,
-        kv=kv,
-        gpu=device,
-        prefill_rate=prefill_rate,
-        pool_blocks=cached.pool_blocks,
-    )
     return Analysis(
         read=_read_summary(opened),
         kind=opened.info.kind,
@@ -146,7 +132,7 @@ def analyze(
         reuse_over_time=_over_time(measured),
         kv=kv,
         gpu=None if device is None else device.name,
-        decision=decide(evidence),
+        decision=decide(_evidence(measured, cached, sizes, searched.mended, kv, device, prefill_rate)),
     )
 
 
@@ -185,6 +171,32 @@ def _cache_answers(
         pool_blocks=pool,
         tiers=tier_rows(measured, curve, pool_or_knee, kv),
         routing=routing_rows(measured, replicas, each) if replicas > 1 else None,
+    )
+
+
+def _evidence(
+    measured: Measured,
+    cached: _CacheAnswers,
+    block_sizes: Table[BlockSizeRow],
+    mended: Mended | None,
+    kv: KvSize | None,
+    gpu: Gpu | None,
+    prefill_rate: float | None,
+) -> Evidence:
+    return Evidence(
+        hit_rate=measured.rate(measured.hit_tokens),
+        mean_prompt_tokens=measured.prompt_tokens / len(measured.lengths),
+        capacities=cached.capacities,
+        curve=cached.rows,
+        lru_at=cached.curve.hit_rate,
+        block_size=measured.trace.block_size,
+        block_sizes=block_sizes,
+        mended=mended,
+        routing=cached.routing,
+        kv=kv,
+        gpu=gpu,
+        prefill_rate=prefill_rate,
+        pool_blocks=cached.pool_blocks,
     )
 
 
