@@ -148,6 +148,12 @@ def test_labelled_mutants_of_the_trace_collection(name: str, traces: Path) -> No
     assert mutant.breakers[0].hit_rate_if_mended == pytest.approx(base.infinite_hit_rate, abs=0.01)
 
 
+def test_examples_in_changing_order_without_sessions(tau_bodies: list[Any]) -> None:
+    mutate, kinds = MUTATORS["few_shot_turns_shuffled"]
+    mutated = [{k: v for k, v in body.items() if k != "session_id"} for body in mutate(tau_bodies)]
+    assert {breakers_of(mutated)[0].candidate.kind} == kinds
+
+
 def _write(path: Path, bodies: list[Any]) -> Path:
     path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
     return path
@@ -189,6 +195,44 @@ def test_plain_prompts(kind: str, tau_bodies: list[Any], tmp_path: Path) -> None
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
 
 
+def _as_prompts(bodies: list[dict[str, Any]]) -> list[str]:
+    return ["\n\n".join(m.get("content") or "-" for m in body["messages"]) for body in bodies]
+
+
+def _last_characters(bodies: list[dict[str, Any]], mark: str) -> list[str]:
+    """Prompts whose history is cut, in the middle of whatever stands there, to its last 1,500 characters."""
+    cut = []
+    for body, text in zip(bodies, _as_prompts(bodies), strict=True):
+        system = body["messages"][0]["content"] + "\n\n"
+        history = text.removeprefix(system)
+        cut.append(system + (history if len(history) <= 1500 else mark + history[-1500:]))
+    return cut
+
+
+@pytest.mark.parametrize("with_sessions", [True, False])
+@pytest.mark.parametrize("mark", ["", "...", "[Earlier messages omitted]\n\n", None])
+def test_plain_prompts_with_their_history_cut(
+    mark: str | None, with_sessions: bool, tau_bodies: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """`mark` None drops whole turns."""
+    truncate, _ = MUTATORS["history_truncated"]
+    prompts = _as_prompts(truncate(tau_bodies)) if mark is None else _last_characters(tau_bodies, mark)
+    rows = [
+        {"prompt": prompt, **({"session_id": body["session_id"]} if with_sessions else {})}
+        for prompt, body in zip(prompts, tau_bodies, strict=True)
+    ]
+    found = analyze(_write(tmp_path / "log.jsonl", rows), policies=["lru"])
+    assert found.breakers[0].kind == "history_truncated"
+    assert found.breakers[0].hit_rate_if_mended > found.infinite_hit_rate + 0.02
+
+
+def test_plain_prompts_summarised(tau_bodies: list[dict[str, Any]], tmp_path: Path) -> None:
+    summarize, _ = MUTATORS["history_summarized"]
+    rows = [{"prompt": prompt} for prompt in _as_prompts(summarize(tau_bodies))]
+    found = analyze(_write(tmp_path / "log.jsonl", rows), policies=["lru"])
+    assert found.breakers[0].kind == "history_summarized"
+
+
 def test_token_ids_alone_show_where_requests_diverge(tau_bodies: list[Any], tmp_path: Path) -> None:
     tokens = [array.tolist() for array in encoder().encode(requests_of(tau_bodies))]
     sessions = [body["session_id"] for body in tau_bodies]
@@ -205,3 +249,23 @@ def test_token_ids_alone_show_where_requests_diverge(tau_bodies: list[Any], tmp_
     assert found.breakers[0].where.token == 3
     assert {example.value for example in found.breakers[0].examples} <= {str(1000 + n) for n in range(100)}
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
+
+
+@pytest.mark.parametrize("fixed_tokens", [100, 800])
+def test_a_token_that_each_session_keeps_at_the_head(fixed_tokens: int, tmp_path: Path) -> None:
+    """The fixed part may be short beside the conversations, and sessions are interleaved."""
+    rng = random.Random(1)
+    fixed = [rng.randrange(5000, 9000) for _ in range(fixed_tokens)]
+    histories: dict[int, list[int]] = {session: [] for session in range(12)}
+    order = rng.sample([*histories] * 6, 72)
+    clean, planted = [], []
+    for session in order:
+        histories[session] += [rng.randrange(100, 4000) for _ in range(rng.randrange(80, 140))]
+        prompt = [*fixed, *histories[session]]
+        clean.append({"prompt_token_ids": prompt, "session_id": f"s{session}"})
+        planted.append({"prompt_token_ids": [1, 2, 9100 + session, *prompt], "session_id": f"s{session}"})
+    without = analyze(_write(tmp_path / "clean.jsonl", clean), policies=["lru"])
+    assert without.is_clean
+    found = analyze(_write(tmp_path / "planted.jsonl", planted), policies=["lru"])
+    assert found.breakers[0].where.token == 2
+    assert found.breakers[0].hit_rate_if_mended == pytest.approx(without.infinite_hit_rate, abs=0.02)

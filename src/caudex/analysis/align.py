@@ -9,6 +9,10 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
+FIRST_TOKEN_CHARACTER = "\U000f0000"
+"""From here on characters stand for token ids, of which nothing is known (see `caudex.analysis.token_text`)."""
+
+CHARS_PER_TOKEN = 4
 _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 _MAX_WORDS = 400
 _MAX_LINES = 4000
@@ -110,6 +114,12 @@ def resemblance(a: Counter[str], b: Counter[str]) -> float:
 
 def lines_of(text: str) -> Counter[str]:
     return Counter(text.splitlines(keepends=True))
+
+
+def weight(text: str) -> int:
+    """How much text this is, in characters: one that stands for a token id counts for the four that a token is of."""
+    tokens = bool(text) and min(text[0], text[-1]) >= FIRST_TOKEN_CHARACTER
+    return CHARS_PER_TOKEN * len(text) if tokens else len(text)
 
 
 def is_glue(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -17,17 +18,18 @@ class Corpus:
     """Requests whose equal messages and tool lists are one object, so `is` compares them and memory is bounded by
     distinct content. Past `max_bytes` of distinct content no more requests are taken, and `complete` is False.
 
-    A request without a session is given one by what it shares with earlier requests (see `_SessionFinder`).
+    A request without a session is given one by what it shares with earlier requests (see `_SessionFinder`), but for
+    messages whose text is in `common`.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, common: Set[str] = frozenset()) -> None:
         self.requests: list[Request] = []
         self.complete = True
         self.sessions_inferred = False
         self.max_bytes = max_bytes
         self._used_bytes = 0
         self._known: dict[bytes, Any] = {}
-        self._finder = _SessionFinder()
+        self._finder = _SessionFinder(common)
 
     def add(self, request: Request) -> None:
         if not self.complete:
@@ -59,15 +61,16 @@ class _SessionFinder:
     """Which conversation a request without a session id goes on with: the one that its opening turn is from, or (where
     the opening was dropped) the one that most of its turns are from.
 
-    System prompts and short turns ("yes") tell nothing and are passed over.
+    System prompts, short turns ("yes") and texts in `common` tell nothing and are passed over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, common: Set[str]) -> None:
+        self._common = common
         self._session_of_turn: dict[int, str] = {}
         self._count = 0
 
     def session_of(self, request: Request) -> str:
-        turns = [id(m) for m in request.messages or () if m.get("role") != "system" and _is_telling(m)]
+        turns = [id(message) for message in request.messages or () if self._is_telling(message)]
         known = Counter(self._session_of_turn[turn] for turn in turns if turn in self._session_of_turn)
         session = self._session_of_turn.get(turns[0]) if turns else None
         if session is None and known:
@@ -80,9 +83,10 @@ class _SessionFinder:
             self._session_of_turn[turn] = session
         return session
 
-
-def _is_telling(message: Message) -> bool:
-    return bool(message.get("tool_calls")) or len(message.get("content") or "") >= _MIN_TELLING_CHARS
+    def _is_telling(self, message: Message) -> bool:
+        if message.get("role") == "system" or text_of(message) in self._common:
+            return False
+        return bool(message.get("tool_calls")) or len(text_of(message)) >= _MIN_TELLING_CHARS
 
 
 def head_length(messages: list[Message]) -> int:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from caudex.analysis.align import differences, is_glue, lines_of, resemblance, similarity
+from caudex.analysis.align import differences, is_glue, lines_of, resemblance, similarity, weight
 
 MIN_SIMILARITY = 0.5
 MAX_SAMPLES = 32
@@ -141,7 +141,9 @@ def _template_of(reference: str, members: list[str]) -> Template | None:
 def _open_ended(template: Template) -> Template | None:
     """The template up to the beginning of its last long literal that has a slot before it, and a slot for all that
     follows. None where no fixed text comes behind a slot: what varies there is simply what is new."""
-    last = max((n for n, literal in enumerate(template.literals) if n > 0 and len(literal) >= ANCHOR_CHARS), default=0)
+    last = max(
+        (n for n, literal in enumerate(template.literals) if n > 0 and weight(literal) >= ANCHOR_CHARS), default=0
+    )
     if not last:
         return None
     return Template((*template.literals[:last], template.literals[last][:ANCHOR_CHARS], ""))

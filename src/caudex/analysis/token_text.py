@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER
 from caudex.analysis.breakers.candidate import Candidate, Example
 from caudex.trace.request import Request
 from caudex.trace.tokenizer import TokenArray
 
-FIRST_CHARACTER = 0xF0000
+FIRST_CHARACTER = ord(FIRST_TOKEN_CHARACTER)
 MAX_DISTINCT = 0x10FFFD - FIRST_CHARACTER
 SHOWN_IDS = 12
 

@@ -24,12 +24,16 @@ from caudex.analysis.corpus import head_length, text_of
 from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
+MAX_MARK_CHARS = 80
+"""What stands for dropped turns without saying what was in them; longer text is a summary."""
+
 _REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)\s*", re.DOTALL)
 _SUMMARY_WORDS = re.compile(
     r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
 )
 
 _WORD_END = re.compile(r"[\w:.\-/+]*$")
+_SUMMARY_NOUN = re.compile(r"\bsummar|\brecap\b", re.IGNORECASE)
 _CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
 HISTORY_TITLES = {
@@ -242,6 +246,8 @@ def _changes(
 ) -> list[_Change]:
     """One change a message where messages were edited one for one, else one for the whole step."""
     old, new = sent[step.i1 : step.i2], turns[step.j1 : step.j2]
+    if step.tag == "replace" and _is_cut_short(old, new):
+        return [_Change("history_truncated", index, previous, head + step.i1, old, new)]
     if step.tag in {"replace", "edit"} and len(old) == len(new):
         return [
             _Change(_edit_kind(a, b), index, previous, head + step.i1 + number, [a], [b])
@@ -279,6 +285,23 @@ def _alike(a: Message, b: Message) -> bool:
     if len(shorter) >= 16 and shorter in longer:
         return True
     return len(shorter) >= 0.5 * len(longer) and similarity(text_a, text_b, differences(text_a, text_b)) >= 0.6
+
+
+def _is_cut_short(old: list[Message], new: list[Message]) -> bool:
+    """Whether `new` is the end of `old`, cut anywhere, perhaps behind a mark ("...", "[earlier turns omitted]").
+    Turns of a chat are dropped whole: what is cut inside one is an edit of it."""
+    before, after = ("".join(map(_whole_text, messages)) for messages in (old, new))
+    kept = _common_end(before, after)
+    mark = after[: len(after) - kept]
+    told = len(mark) <= MAX_MARK_CHARS and _CLEARED_WORDS.search(mark) and not _SUMMARY_NOUN.search(mark)
+    cut_inside = kept > 0 and old[0].get("role") == "text"
+    unsaid = not any(map(str.isalnum, mark))
+    return kept < len(before) and ((cut_inside and unsaid) or (bool(told) and (cut_inside or len(new) < len(old))))
+
+
+def _common_end(a: str, b: str) -> int:
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def _gap_kind(old: list[Message], new: list[Message]) -> str:

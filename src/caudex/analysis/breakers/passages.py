@@ -140,8 +140,32 @@ def _sort_passages(site: Site, pattern: re.Pattern[str], ranks: dict[str, int]) 
 
 
 def _examples_candidate(requests: list[Request]) -> Candidate | None:
-    """Few-shot examples given as turns (user, assistant) in front of the conversation."""
+    """Few-shot examples given as turns (user, assistant) in front of the conversation.
+
+    Conversations that begin with the same examples look like one where sessions are not logged; then every request
+    that continues none begins one.
+    """
     firsts = [indices[0] for indices in by_session(requests).values() if requests[indices[0]].messages]
+    return _examples_among(firsts, requests) or _examples_among(_openings(requests), requests)
+
+
+def _openings(requests: list[Request]) -> list[int]:
+    """Requests that do not begin with all the messages of an earlier one."""
+    openings: list[int] = []
+    known: set[tuple[int, ...]] = set()
+    lengths: set[int] = set()
+    for index, request in enumerate(requests):
+        turns = tuple(id(message) for message in request.messages or ())
+        if not turns:
+            continue
+        if not any(turns[:length] in known for length in lengths if length <= len(turns)):
+            openings.append(index)
+        known.add(turns)
+        lengths.add(len(turns))
+    return openings
+
+
+def _examples_among(firsts: list[int], requests: list[Request]) -> Candidate | None:
     uses: Counter[tuple[int, int]] = Counter()
     for index in firsts:
         uses.update(set(_turn_pairs(requests[index])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from caudex.trace.request import Request
 
 _PARAGRAPH = re.compile(r"(?<=\n\n)(?=\S)")
 _MAX_PARAGRAPHS = 4000
+_COMMON_SHARE = 0.5
 
 
 def find_plain_history_breakers(requests: list[Request]) -> Iterator[Candidate]:
@@ -29,14 +31,21 @@ def find_plain_history_breakers(requests: list[Request]) -> Iterator[Candidate]:
 
 
 def _with_turns(requests: list[Request]) -> list[Request]:
-    corpus = Corpus()
-    for request in requests:
-        if request.text is not None:
-            paragraphs = _PARAGRAPH.split(request.text, maxsplit=_MAX_PARAGRAPHS)
+    """The requests with their paragraphs as turns. Paragraphs that most prompts have are the template's, and do not
+    tell which conversation a prompt without a session goes on with."""
+    texts = [None if request.text is None else _paragraphs(request.text) for request in requests]
+    uses = Counter(paragraph for paragraphs in texts if paragraphs is not None for paragraph in set(paragraphs))
+    corpus = Corpus(common={paragraph for paragraph, count in uses.items() if count > _COMMON_SHARE * len(requests)})
+    for request, paragraphs in zip(requests, texts, strict=True):
+        if paragraphs is not None:
             turns = [{"role": "text", "content": paragraph} for paragraph in paragraphs]
             request = replace(request, messages=turns, text=None)
         corpus.add(request)
     return corpus.requests
+
+
+def _paragraphs(text: str) -> list[str]:
+    return _PARAGRAPH.split(text, maxsplit=_MAX_PARAGRAPHS)
 
 
 def _joined(rewrite: Rewrite) -> Callable[[list[Request]], list[Request]]:

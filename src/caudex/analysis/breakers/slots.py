@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from caudex.analysis.align import weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.tools import canonical_tool
 from caudex.analysis.breakers.values import ValueKind, ValueUse, classify
@@ -206,7 +207,7 @@ def _family_candidates(
         uses = [ValueUse(v[slot], requests[i].session, requests[i].tenant, requests[i].timestamp) for i, _, v in rows]
         if len({use.value for use in uses}) < 2:
             continue
-        behind = sum(map(len, template.literals[slot + 1 :]))
+        behind = sum(map(weight, template.literals[slot + 1 :]))
         if not site.is_operators and behind < MIN_FIXED_CHARS_BEHIND:
             continue
         kind = classify(uses, template.literals[slot], template.literals[slot + 1])

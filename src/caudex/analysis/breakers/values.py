@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER
 from caudex.trace.bodies import parse_time
 
 _MONTHS = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -23,9 +24,6 @@ _HEX = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", re.IGNORECASE)
 _MIXED_ID = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{6,}\b")
 _BIG_NUMBER = re.compile(r"\b\d{4,}\b")
 _PROPER_NAME = re.compile(r"[A-Z][\w.&'-]{2,}(?: [A-Z][\w.&'-]*)*[.,;]?")
-_PRIVATE = "\U000f0000"
-"""From here on characters stand for token ids, of which nothing is known."""
-
 _CLOCK_WORDS = re.compile(r"\b(time|date|today|now|clock|timestamp|hour|day)\b", re.IGNORECASE)
 _ID_WORDS = re.compile(
     r"\b(request|trace|nonce|correlation|span|run|call|message|random|seed|uuid|id)\b", re.IGNORECASE
@@ -63,7 +61,7 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     values = [use.value.strip() for use in uses]
     distinct = set(values)
     per_session = _kept_by_session(uses)
-    if any(character >= _PRIVATE for value in distinct for character in value[:1]):
+    if any(character >= FIRST_TOKEN_CHARACTER for value in distinct for character in value[:1]):
         return ValueKind("varying_value", per_session)
     if share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct):
         return ValueKind("clock", per_session, _period(uses, before))
