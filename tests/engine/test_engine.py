@@ -106,12 +106,19 @@ def test_requests_that_cannot_be_served_are_refused_at_once(engine: Engine) -> N
     refused = [
         ([], "empty"),
         ([1] * 200, "200 tokens.*at most 200"),
-        ([1, 260], "260 is outside"),
-        ([-1], "-1 is outside"),
+        ([1, 260], "the prompt has token id 260"),
+        ([-1], "the prompt has token id -1"),
+        ([10**30], "the prompt has token id 1000"),
     ]
     for prompt, message in refused:
         with pytest.raises(ValueError, match=message):
             submit(engine, prompt, greedy(1))
+    for token_id in (-1, 260, 10**30):
+        with pytest.raises(ValueError, match=f"logit_bias has token id {token_id}"):
+            submit(engine, [1], SamplingParams(logit_bias={5: 1.0, token_id: 1.0}))
+    for priority in (2**31, -(2**63)):
+        with pytest.raises(ValueError, match=f"priority is {priority}"):
+            GenerationRequest("id", [1], priority=priority)
     assert engine.stats().num_requests_waiting == 0
 
 

@@ -66,3 +66,12 @@ def test_requests_without_a_grammar_are_free_beside_one_with(engine: Engine) -> 
     bound = submit(engine, PROMPT, SamplingParams(max_tokens=30, grammar=OutputGrammar("regex", "a+")))
     assert submit(engine, PROMPT, free).wait().tokens == alone
     assert set(bound.wait().text) == {"a"}
+
+
+def test_a_grammar_that_grows_beyond_all_limits_fails_its_request_alone(engine: Engine) -> None:
+    free = submit(engine, PROMPT, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    last = submit(engine, PROMPT, SamplingParams(grammar=OutputGrammar("regex", "a{1000000}"))).wait().last
+    assert last.finish_reason == "error"
+    assert "grammar cannot be followed" in (last.error or "")
+    assert len(free.wait().tokens) == 30
+    assert engine.stats().num_pinned_blocks == 0

@@ -135,6 +135,12 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert own.render_chat_text(messages) == "x"
     with pytest.raises(ChatTemplateError, match="only one role"):
         own.render_chat(messages * 2)
+    odd = Tokenizer(byte_tokenizer(), "{{ messages[0].content / zero }}")
+    with pytest.raises(ChatTemplateError, match="refuses these messages"):
+        odd.render_chat([{"role": "user", "content": 1}], variables={"zero": 0})
+    for name in ("tools", "messages", "self", "tokenize", "add_generation_prompt", "return_assistant_tokens_mask"):
+        with pytest.raises(ChatTemplateError, match=f"{name} cannot be given"):
+            own.render_chat(messages, variables={name: True})
     bare = byte_tokenizer()
     bare.chat_template = None
     with pytest.raises(ChatTemplateError, match="no chat template"):

@@ -44,6 +44,21 @@ def test_a_row_gives_the_same_bits_in_any_batch(params: list[SamplingParams], se
     assert together == alone == reverse
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-6, 1e-40, 5e-324])
+def test_the_colder_the_surer(temperature: float) -> None:
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(3)) * 30
+    params = SamplingParams(temperature=temperature, top_p=0.9)
+    sampled = sample(logits, [make_row(params, seed) for seed in range(8)])
+    assert [token.token_id for token in sampled] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}])
+def test_a_penalty_that_makes_a_logit_infinite_makes_it_sure(filters: dict[str, float]) -> None:
+    params = SamplingParams(repetition_penalty=1e-300, **filters)  # type: ignore[arg-type]
+    logits = torch.linspace(1, 2, VOCAB)[None]
+    assert {sample(logits, [make_row(params, seed)])[0].token_id for seed in range(40)} <= {0, 1, 2}
+
+
 def plain_distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
     """The slow twin: probabilities after every filter, by full sorts in float64."""
     probabilities = torch.softmax(logits.double() / params.temperature, -1).numpy()

@@ -56,6 +56,8 @@ def refusal(answer: httpx.Response, status: int) -> dict:
         ("repetition_penalty", 0, "0"),
         ("logit_bias", {"5": 101}, "101"),
         ("logit_bias", {"five": 1}, "logit_bias"),
+        ("priority", 2**63, "priority"),
+        ("priority", -(2**63), "priority"),
         ("logit_bias", [1], "object"),
         ("best_of", 3, "3"),
         ("suffix", "end", "end"),
@@ -83,6 +85,8 @@ def test_a_prompt_of_no_known_form(server, prompt: object) -> None:
 @pytest.mark.parametrize("token", [-1, 260, 2**31, 2**70])
 def test_a_token_the_model_does_not_have(server, token: int) -> None:
     assert str(token) in refusal(server.post(COMPLETIONS, prompt=[1, 2, token]), 400)["message"]
+    bias = server.post(COMPLETIONS, prompt="hi", logit_bias={str(token): 1})
+    assert str(token) in refusal(bias, 400)["message"]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +111,18 @@ def test_a_body_that_is_no_request(server, body: bytes) -> None:
         ([{"role": "alien", "content": "hi"}], "no aliens"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "function"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "JSON"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 2000}}]}], "JSON"),
+        ([{"role": "assistant", "tool_calls": 5}], "list"),
     ],
 )
 def test_messages_that_cannot_be_rendered(server, messages: object, said: str) -> None:
     assert said in refusal(server.post(CHAT, messages=messages), 400)["message"]
+
+
+@pytest.mark.parametrize("name", ["tools", "messages", "self", "continue_final_message"])
+def test_a_variable_that_is_a_parameter_of_the_rendering(server, name: str) -> None:
+    answer = server.post(CHAT, messages=[USER], chat_template_kwargs={name: 1})
+    assert name in refusal(answer, 400)["message"]
 
 
 @pytest.mark.parametrize(

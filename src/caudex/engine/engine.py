@@ -172,12 +172,13 @@ class Engine:
         """Queue a request; returns at once.
 
         Raises:
-            ValueError: the prompt is empty, holds an id outside the vocabulary, or can never fit (says both lengths);
-                the grammar is not valid; there is no such adapter; or the request id is in use.
+            ValueError: the prompt is empty or can never fit (says both lengths); prompt or `logit_bias` hold an id
+                outside the vocabulary; the grammar is not valid; there is no such adapter; or the request id is in use.
             EngineDeadError: the engine has been shut down or has died.
         """
 
         prompt = self._checked_prompt(request)
+        self._check_token_ids(request.sampling.logit_bias, "logit_bias")
         if request.adapter is not None and request.adapter not in self.config.lora_adapters:
             known = ", ".join(self.config.lora_adapters) or "none"
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are: {known}")
@@ -271,11 +272,13 @@ class Engine:
                 f"the prompt is {len(token_ids)} tokens long and at least one is to be generated, but prompt and "
                 f"output together may be at most {self.max_model_len} tokens"
             )
-        prompt = np.asarray(token_ids, dtype=np.int64)
-        outside = prompt[(prompt < 0) | (prompt >= self._vocab_size)]
-        if len(outside):
-            raise ValueError(f"token id {outside[0]} is outside the vocabulary of {self._vocab_size}")
-        return prompt.astype(np.int32)
+        self._check_token_ids(token_ids, "the prompt")
+        return np.asarray(token_ids, dtype=np.int32)
+
+    def _check_token_ids(self, token_ids: Collection[int], holder: str) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            outside = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+            raise ValueError(f"{holder} has token id {outside}; the model's are 0 to {self._vocab_size - 1}")
 
     def _why_not_accepting(self) -> str:
         return "the engine is shut down" if self._error is None else f"the engine has died: {self._error!r}"

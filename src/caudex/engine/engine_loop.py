@@ -13,6 +13,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from caudex.cache import PrefixCache
+from caudex.engine.grammar import GrammarError
 from caudex.engine.output_stream import OutputStream
 from caudex.engine.runner import ModelRunner
 from caudex.engine.sampling import SampledToken, sample
@@ -77,7 +78,6 @@ class EngineLoop:
         self._streams: dict[str, OutputStream] = {}
         self._stopping = False
         self._failures_in_a_row = 0
-        self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._finished: Counter[FinishReason] = Counter()
         self.stats = self._collect_stats()
@@ -124,7 +124,6 @@ class EngineLoop:
         match command:
             case Submit(stream):
                 self._streams[stream.request.request_id] = stream
-                self._num_prompt_tokens += len(stream.state.prompt)
                 self._scheduler.add(stream.state)
             case Abort(request_id):
                 self._abort(request_id)
@@ -181,6 +180,10 @@ class EngineLoop:
         """Give a stream its token; an owner whose callback raises is gone, and its request is aborted."""
         try:
             stream.push(token)
+        except GrammarError as error:
+            self._scheduler.finish(stream.state)
+            self._end(stream, "error", str(error))
+            return
         except Exception:
             _log.exception("the output callback of request %s raised; aborting it", stream.request.request_id)
             self._abort(stream.request.request_id)
@@ -237,7 +240,7 @@ class EngineLoop:
             num_pinned_blocks=self._cache.num_pinned_blocks,
             prefix_cache_queries=self._scheduler.num_queried_tokens,
             prefix_cache_hits=self._scheduler.num_hit_tokens,
-            prompt_tokens=self._num_prompt_tokens,
+            prompt_tokens=self._scheduler.num_queried_tokens,
             generation_tokens=self._num_generated_tokens,
             preemptions=self._scheduler.num_preemptions,
             requests_finished=dict(self._finished),

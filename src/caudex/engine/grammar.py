@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from caudex.engine.types import OutputGrammar
 
 
+class GrammarError(RuntimeError):
+    """A grammar that was valid turned out too large to follow; the message has llguidance's words."""
+
+
 class GrammarMatcher:
     """Where one request is in its grammar: which tokens may come next, and whether it may end.
 
@@ -35,9 +39,14 @@ class GrammarMatcher:
         return bits[: self._vocab_size].astype(bool)
 
     def accept(self, token_id: int) -> None:
-        """Move on by the token that was chosen among those allowed."""
+        """Move on by the token that was chosen among those allowed.
+
+        Raises:
+            GrammarError: llguidance gave up, as it does when a pattern has grown beyond its limits.
+        """
         if not self._matcher.consume_token(token_id):
-            raise RuntimeError(f"the grammar refuses token {token_id}: {self._matcher.get_error()}")
+            reason = str(self._matcher.get_error()).partition("\n")[0]
+            raise GrammarError(f"the output's grammar cannot be followed any further: {reason}")
 
 
 class GrammarCompiler:

@@ -18,6 +18,10 @@ from caudex.engine.types import SamplingParams, TokenLogprob
 FloatArray: TypeAlias = NDArray[np.float32]
 _MASK64 = (1 << 64) - 1
 _RUN = 256
+_COLDEST = 1e-5
+"""Below this temperature all the probability is the best token's: such rows are greedy, and no quotient overflows."""
+_LARGEST_LOGIT = np.float32(1e30)
+"""Penalties can make a logit infinite, of which there is no softmax. This one wins as surely, at any temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,9 @@ def _penalise(logits: FloatArray, row: SamplingRow) -> None:
     if params.repetition_penalty != 1.0:
         seen = np.unique(np.concatenate([row.prompt, output]))
         penalty = np.float32(params.repetition_penalty)
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        with np.errstate(divide="ignore", over="ignore"):
+            penalised = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        logits[seen] = penalised.clip(-_LARGEST_LOGIT, _LARGEST_LOGIT)
     if len(output) and (params.presence_penalty or params.frequency_penalty):
         generated, counts = np.unique(output, return_counts=True)
         logits[generated] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
@@ -104,7 +110,7 @@ def _penalise(logits: FloatArray, row: SamplingRow) -> None:
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int]:
     """Token ids: the most likely where the temperature is 0, a draw elsewhere."""
     chosen: list[int] = logits.argmax(axis=-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature >= _COLDEST]
     if not drawn:
         return chosen
     temperatures = torch.tensor([rows[index].params.temperature for index in drawn], dtype=torch.float32)

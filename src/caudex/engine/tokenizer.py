@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,14 +77,21 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **template_arguments: Any,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation as the model's chat template writes it.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses these messages (its own words).
         """
-        text = self.render_chat_text(messages, tools, add_generation_prompt=add_generation_prompt, **template_arguments)
+        text = self.render_chat_text(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
         return self.encode(text, add_special_tokens=False)
 
     def render_chat_text(
@@ -92,15 +100,16 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **template_arguments: Any,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text that `render_chat` encodes."""
         if not self.has_chat_template:
             raise ChatTemplateError(
                 "this model has no chat template; use the completions endpoint, or pass one with --chat-template"
             )
-        from jinja2 import TemplateError
-
+        variables = variables or {}
+        self._check_variables(variables)
         try:
             return str(
                 self.hf_tokenizer.apply_chat_template(
@@ -108,9 +117,17 @@ class Tokenizer:
                     tools=None if tools is None else list(tools),
                     chat_template=self._chat_template,
                     add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
                     tokenize=False,
-                    **template_arguments,
+                    **variables,
                 )
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except Exception as error:  # A template is a program of the model's author: it may raise anything.
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raise if one of a template's variables would stand for a parameter of the call that renders it."""
+        reserved = {"self", "messages", *inspect.signature(self.hf_tokenizer.apply_chat_template).parameters}
+        taken = sorted(reserved.intersection(variables) - {"documents"})
+        if taken:
+            raise ChatTemplateError(f"{', '.join(taken)} cannot be given as variables of the chat template")

@@ -16,6 +16,9 @@ MAX_LOGPROBS = 20
 MAX_CACHE_TTL = 3600.0
 """The longest that a request may ask its blocks to be kept, in seconds."""
 
+MAX_PRIORITY = 2**31 - 1
+"""Priorities lie between this and its negative."""
+
 
 class ChatTemplateError(ValueError):
     """A conversation that the model's chat template cannot render; the message says why."""
@@ -124,6 +127,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         check_range("cache_ttl", self.cache_ttl, 0.0, MAX_CACHE_TTL)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         for name in ("namespace", "tenant"):
             value: str = getattr(self, name)
             if "\0" in value or ADAPTER_SEPARATOR in value:

@@ -58,7 +58,7 @@ def render(service: Service, fields: ChatRequest) -> list[int]:
         tools=tools or None,
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=continued,
-        **(fields.chat_template_kwargs or {}),
+        variables=fields.chat_template_kwargs,
     )
 
 

@@ -25,8 +25,11 @@ def template_message(message: dict[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise APIError(f"{place}.role is {role!r}; expected 'system', 'user', 'assistant' or 'tool'", param=place)
     ready = dict(message, content=text_of(message.get("content"), place))
-    if message.get("tool_calls"):
-        ready["tool_calls"] = [tool_call(call, place) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise APIError(f"{place}.tool_calls is {calls!r:.80}; expected a list", param=place)
+        ready["tool_calls"] = [tool_call(call, place) for call in calls]
     return ready
 
 
@@ -58,6 +61,6 @@ def tool_call(call: Any, place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             raise APIError(f"{place}.tool_calls has arguments that are not JSON: {exc}", param=place) from None
     return dict(call, function=dict(function, arguments=arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -27,6 +28,9 @@ KEEP_ALIVE_SECONDS = 65
 """Longer than the minute for which clients and load balancers commonly keep idle connections: who closes first matters,
 since a request sent on a connection that is being closed is lost."""
 
+FAREWELL_SECONDS = 1.0
+"""How long a server that stops at once waits for clients to take the ends of their answers."""
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,19 +50,36 @@ class Address:
 
 class DrainingServer(uvicorn.Server):
     """uvicorn with our manner of stopping: the first signal takes no more requests and finishes those it has, the
-    second stops at once. Calls `on_ready` when the port answers.
+    second calls `cut_short`, which is to end them all, and stops. Calls `on_ready` when the port answers.
 
     Unlike its parent it does not raise the signal again afterwards, since the engine is still to be shut down.
     """
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], cut_short: Callable[[], object]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._cut_short = cut_short
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self._end_at_once()
+            await self.lifespan.shutdown()
+
+    async def _end_at_once(self) -> None:
+        """End what still runs as an answer ends: cancelled tasks would fill the log with tracebacks instead."""
+        await asyncio.to_thread(self._cut_short)
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,7 +147,11 @@ def draining_server(
     """A server of a started engine, to `run` on the bound `listener`."""
     url = f"{address.scheme}://{url_host(address.host)}:{listener.getsockname()[1]}"
     names = settings.served_model_names or (engine.model_name,)
-    return DrainingServer(server_config(engine, settings, address), lambda: on_ready(url, names[0]))
+    return DrainingServer(
+        server_config(engine, settings, address),
+        on_ready=lambda: on_ready(url, names[0]),
+        cut_short=lambda: engine.shutdown(drain=False),
+    )
 
 
 def server_config(engine: Engine, settings: ServerSettings, address: Address) -> uvicorn.Config:
