@@ -120,6 +120,7 @@ def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], 
         ({"index": "tree"}, "index is 'tree'; expected one of radix, hash"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens is 8"),
         ({"num_threads": 0}, "num_threads is 0"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
     ],
 )
 def test_settings_out_of_range_are_named(settings: dict[str, int], message: str) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from caudex.server.run import Address, listen, listening_socket
+
 SERVE = [sys.executable, "-m", "caudex.cli", "serve", "--port", "0", "--num-blocks", "128", "--num-threads", "1"]
 LONG = {"prompt": "go on", "max_tokens": 400, "ignore_eos": True, "stream": True}
 
@@ -92,6 +94,15 @@ def test_a_taken_port_is_said_before_the_model_is_loaded() -> None:
     assert ended.returncode == 1
     assert f"port {port}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_of_two_servers_that_load_side_by_side_one_gets_the_port() -> None:
+    with listening_socket(Address(port=0)) as first:
+        address = Address(port=first.getsockname()[1])
+        with listening_socket(address) as second:
+            listen(first, address)
+            with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {address.port}: .*another --port"):
+                listen(second, address)
 
 
 def test_a_missing_model_is_said_in_a_sentence(tmp_path: Path) -> None:

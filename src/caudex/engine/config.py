@@ -79,6 +79,7 @@ class EngineConfig:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             check_range(name, getattr(self, name), 1, None)
         check_range("max_overtakes", self.max_overtakes, 0, None)
+        check_range("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 1, None)

@@ -28,6 +28,9 @@ KEEP_ALIVE_SECONDS = 65
 """Longer than the minute for which clients and load balancers commonly keep idle connections: who closes first matters,
 since a request sent on a connection that is being closed is lost."""
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
 FAREWELL_SECONDS = 1.0
 """How long a server that stops at once waits for clients to take the ends of their answers."""
 
@@ -125,6 +128,7 @@ def serve(
     """
     with listening_socket(address) as listener:
         engine = Engine.load(config, progress)
+        listen(listener, address)
         gc.collect()
         gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
         engine.start()
@@ -158,6 +162,7 @@ def server_config(engine: Engine, settings: ServerSettings, address: Address) ->
     return uvicorn.Config(
         create_app(engine, settings),
         http="httptools",
+        backlog=BACKLOG,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -181,9 +186,25 @@ def listening_socket(address: Address) -> socket.socket:
         listener.bind((address.host, address.port))
     except (OSError, OverflowError) as exc:
         listener.close()
-        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        raise OSError(f"cannot listen on {address.host} port {address.port}: {reason}; choose another --port") from exc
+        raise cannot_listen(address, exc) from exc
     return listener
+
+
+def listen(listener: socket.socket, address: Address) -> None:
+    """Let a bound socket answer. Two that load side by side can both be bound to a port; only one comes to listen.
+
+    Raises:
+        OSError: the other was first.
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        raise cannot_listen(address, exc) from exc
+
+
+def cannot_listen(address: Address, cause: OSError | OverflowError) -> OSError:
+    reason = cause.strerror if isinstance(cause, OSError) else str(cause)
+    return OSError(f"cannot listen on {address.host} port {address.port}: {reason}; choose another --port")
 
 
 def url_host(host: str) -> str:
