@@ -156,3 +156,11 @@ def test_half_precision_checkpoints_are_served_in_bfloat16(tiny_model: Callable[
     byte_tokenizer().save_pretrained(tmp_path / "half")
     with running_engine(model=str(tmp_path / "half"), num_blocks=8) as engine:
         assert len(submit(engine, [1, 2, 3], greedy(4)).wait().tokens) == 4
+
+
+def test_damaged_weights_are_said_in_a_sentence(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"the weights in .*damaged are damaged"):
+        Engine.load(EngineConfig(model=str(folder), num_blocks=4))

@@ -56,7 +56,9 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
 
     Raises:
         UnsupportedModelError: it cannot; the message says why.
+        ValueError: the weights are damaged.
     """
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -68,9 +70,16 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
     check_config(hf_config, name, config.max_model_len)
     tokenizer = Tokenizer.load(checkpoint.directory, config.chat_template)
     progress("Loading the weights", 1, 3)
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint.directory, dtype=choose_dtype(config.dtype, hf_config), attn_implementation=ATTENTION_NAME
-    ).eval()
+    dtype = choose_dtype(config.dtype, hf_config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory, dtype=dtype, attn_implementation=ATTENTION_NAME
+        ).eval()
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {checkpoint.directory} are damaged ({error}): fetch them again, or delete that folder if "
+            "Caudex converted it, and it is made anew"
+        ) from error
     progress("Checking the model", 2, 3)
     probe = probe_model(model, name, config.max_model_len)
     progress("Checking the model", 3, 3)
