@@ -205,9 +205,11 @@ void PagedAttention::point_to_step(AttentionStep& step, const Call& call, const 
 // Keys and values that few rows use are waited for; while many rows use a step's, the next come by themselves.
 void PagedAttention::point_to_next(AttentionStep& step, const Call& call, const BatchSequence& sequence, int kv_head,
                                    int first_token, int end_token) const {
+  // A run may end where another of its tile's sequences does, beyond this one's blocks.
+  const int last = std::min(end_token, sequence.context_len);
   for (int c = 0; c < kStepChunks; ++c) {
     const int token = first_token + c * kChunkTokens;
-    const bool wanted = token < end_token && pool_.layout().chunked && step.rows <= kFetchingRows;
+    const bool wanted = token < last && pool_.layout().chunked && step.rows <= kFetchingRows;
     const Chunk chunk = wanted ? chunk_at(call, sequence, kv_head, token) : Chunk{};
     step.next_keys[c] = chunk.keys;
     step.next_values[c] = chunk.values;
