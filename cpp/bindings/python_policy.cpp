@@ -67,14 +67,14 @@ class PythonPolicy final : public Policy {
     return agreed;
   }
 
-  NodeId victim() override {
+  Victim victim(std::uint32_t) override {
     NodeId chosen = kNoNode;
     call("victim", [&] {
       chosen = nb::cast<NodeId>(policy_->attr("victim")());
       if (is_victim(chosen)) return;
       throw nb::value_error(("node " + std::to_string(chosen) + " is no unpinned leaf").c_str());
     });
-    return is_victim(chosen) ? chosen : lru_.victim();
+    return is_victim(chosen) ? Victim{chosen} : lru_.victim(1);
   }
 
  private:

@@ -325,19 +325,17 @@ void BlockTree::drop_redundant_tail(NodeId id) {
   pool_.give(take_tail(id));
 }
 
-Eviction BlockTree::evict() {
-  const NodeId victim = policy_->victim();
-  Node& node = nodes_[victim];
-  ensure(node.is_leaf() && !node.is_pinned() && !node.blocks.empty(), "the policy's victim is no unpinned leaf");
-  const BlockId block = take_tail(victim);
-  --num_cached_;
+Eviction BlockTree::evict(std::uint32_t wanted, BlockId* blocks) {
+  const Victim victim = policy_->victim(wanted);
+  Node& node = nodes_[victim.node];
+  ensure(node.is_leaf() && !node.is_pinned() && victim.num_blocks > 0 && victim.num_blocks <= wanted &&
+             victim.num_blocks <= node.blocks.size(),
+         "the policy's victim is no unpinned leaf with so many blocks");
+  for (std::uint32_t i = 0; i < victim.num_blocks; ++i) blocks[i] = take_tail(victim.node);
+  num_cached_ -= victim.num_blocks;
   const Position border = (first_block_index(node) + node.blocks.size()) * pool_.block_size();
-  constexpr std::uint32_t kAhead = 8;
-  const std::uint32_t left = node.blocks.size();
-  if (left > kAhead) prefetch(pool_.key(node.blocks[left - 1 - kAhead]));
-  const BlockId soon = left >= kAhead / 2 ? node.blocks[left - kAhead / 2] : kNoBlock;
-  const Eviction eviction{block, soon, node.space, node.end - border};
-  if (node.blocks.empty()) remove_leaf(victim);
+  const Eviction eviction{victim.num_blocks, node.end - border, node.space};
+  if (node.blocks.empty()) remove_leaf(victim.node);
   else node.end = border;
   return eviction;
 }

@@ -30,12 +30,11 @@ struct Walk {
   Position end = 0;       // tokens matched, from the start of the prompt
 };
 
-// A block that has been evicted, free to be used.
+// Blocks that have been evicted, each the parent of the one before.
 struct Eviction {
-  BlockId block = kNoBlock;
-  BlockId soon = kNoBlock;  // a block that follows in a few evictions, if the policy stays with this node
+  std::uint32_t num_blocks = 0;
+  Position num_tokens = 0;  // that they held: all but the first are full
   SpaceId space = 0;
-  std::uint32_t num_slots = 0;  // how many of its slots held tokens
 };
 
 // A path-compressed tree over tokens; see node.hpp for a drawing. Tokens are compared one by one (as whole cache lines),
@@ -113,8 +112,9 @@ class BlockTree {
   // Joins nodes of the path to `node` with their only children, where the policy agrees.
   void settle(NodeId node);
 
-  // Takes the last block of the policy's victim. The caller guarantees num_cached() > 0.
-  Eviction evict();
+  // Takes blocks from the end of the policy's victim, at least one and at most `wanted`, and writes them to `blocks`, free
+  // to be used. The caller guarantees num_cached() > 0.
+  Eviction evict(std::uint32_t wanted, BlockId* blocks);
 
   std::uint32_t num_cached() const { return num_cached_; }  // blocks in unpinned nodes: all of them evictable
   std::uint32_t num_resident() const { return num_resident_; }  // blocks in nodes, pinned or not

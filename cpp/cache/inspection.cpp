@@ -107,16 +107,21 @@ void PrefixCache::explain_other_spaces(Explanation& told, const Prompt& prompt, 
 void PrefixCache::explain_eviction(Explanation& told, const Prompt& prompt, const Token* tokens) const {
   std::uint8_t key[kMaxKeyBytes];
   hasher_->root(tree_name(prompt), key);
+  std::vector<std::uint64_t> missing;  // fingerprints of the blocks that are not cached
   for (Position end = block_size(); end < told.num_tokens; end += block_size()) {
     hasher_->chain(key, tokens + end - block_size(), block_size(), key);
     if (end <= told.num_cached) continue;
-    std::uint64_t fingerprint;
-    std::memcpy(&fingerprint, key, sizeof fingerprint);
-    const float* when = evicted_.find(fingerprint);
-    if (when == nullptr) return;
-    if (told.num_evicted == 0) told.evicted_seconds_ago = now_ - first_time_ - *when;
+    missing.emplace_back();
+    std::memcpy(&missing.back(), key, sizeof missing.back());
+  }
+  const Position cached = told.num_cached - told.num_cached % block_size();
+  for (std::uint32_t known = 0; known < missing.size();) {
+    const auto found = evicted_.find(missing.data() + known, static_cast<std::uint32_t>(missing.size()) - known);
+    if (found.count == 0) return;
+    if (known == 0) told.evicted_seconds_ago = now_ - first_time_ - found.value;
+    known += found.count;
     told.reason = MissReason::kEvicted;
-    told.num_evicted = end - told.num_cached;
+    told.num_evicted = cached + known * block_size() - told.num_cached;
   }
 }
 

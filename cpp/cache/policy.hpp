@@ -1,6 +1,7 @@
 // The interface of an eviction policy: six verbs over the nodes of the tree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,6 +35,12 @@ struct Request {
   SessionHints hints;
 };
 
+// What a policy has chosen to evict: a leaf's last blocks.
+struct Victim {
+  NodeId node = kNoNode;
+  std::uint32_t num_blocks = 1;
+};
+
 // What a policy may look at. It owns nothing of this and must not change it.
 struct PolicyContext {
   const NodeStore& nodes;
@@ -64,9 +71,10 @@ struct PolicyContext {
 //   * merge(upper, lower): may these become one node, with what is known of `lower`? `lower` is the only child of
 //     `upper`; either both are pinned or neither is. On true the tree withdraws `upper`, whose blocks `lower` has
 //     taken over. A policy whose order or learning tells them apart answers false.
-//   * victim(): an unpinned leaf. Its last block goes at once, the policy may note its fingerprint first
-//     (`pool.fingerprint(nodes[id].blocks.back())`, meaningful when the block is full). When that was its only block
-//     withdraw() follows. The caller guarantees that a candidate exists.
+//   * victim(wanted): an unpinned leaf, and how many of its last blocks go at once: at least one, at most `wanted`, more
+//     than one only if the policy would choose that leaf again for each. It may note their fingerprints first
+//     (`pool.fingerprint(block)`, meaningful when the block is full). When no block is left withdraw() follows. The
+//     caller guarantees that a candidate exists.
 //
 // All state that outlives a node (ghosts, sessions, learned rates) belongs to the policy; bound it by the pool's size.
 class Policy {
@@ -81,7 +89,7 @@ class Policy {
   virtual void withdraw(NodeId node) = 0;
   virtual void split(NodeId upper, NodeId lower) = 0;
   virtual bool merge(NodeId upper, NodeId lower) = 0;
-  virtual NodeId victim() = 0;
+  virtual Victim victim(std::uint32_t wanted) = 0;
 
   // Bytes of the policy's own state, for the cache's account of its memory.
   virtual std::size_t bytes() const { return 0; }
@@ -93,6 +101,9 @@ class Policy {
     if (node >= states.size()) states.resize(node + 1 + node / 2);
     return states[node];
   }
+
+  // As many of a leaf's last blocks as it has, for a policy that stays with its victim until that is gone.
+  Victim whole(NodeId node, std::uint32_t wanted) const { return {node, std::min(wanted, nodes[node].blocks.size())}; }
 
   const NodeStore& nodes;
   const BlockPool& pool;

@@ -237,9 +237,9 @@ std::vector<BlockCopy> PrefixCache::allocate(Sequence& sequence, std::size_t num
   const std::size_t held = sequence.table.size();
   if (wanted > held) {
     require_blocks(wanted - held);
-    sequence.table.reserve(wanted);
     pending_copies_.reserve(pending_copies_.size() + 1);
-    while (sequence.table.size() < wanted) sequence.table.push_back(take_block());
+    sequence.table.resize(wanted);
+    take_blocks(sequence.table.data() + held, sequence.table.data() + wanted);
     if (sequence.source != kNoNode) {
       const std::uint32_t slots = sequence.num_cached % block_size();
       pending_copies_.push_back({sequence.source_block, sequence.table[held], slots});
@@ -257,21 +257,25 @@ void PrefixCache::require_blocks(std::uint64_t count) const {
                     " evictable: release a request, or make the pool larger");
 }
 
-BlockId PrefixCache::take_block() {
-  if (pool_.num_free() > 0) return pool_.take();
-  const Eviction eviction = tree_.evict();
-  forget_block(eviction);
-  return eviction.block;
+// Fills the table's new places: with free blocks, then with evicted ones. The caller guarantees that there are enough.
+void PrefixCache::take_blocks(BlockId* begin, BlockId* end) {
+  while (begin != end && pool_.num_free() > 0) *begin++ = pool_.take();
+  while (begin != end) begin += evict(static_cast<std::uint32_t>(end - begin), begin);
 }
 
-void PrefixCache::forget_block(const Eviction& eviction) {
+// Evicts at least one block and remembers what it was.
+std::uint32_t PrefixCache::evict(std::uint32_t wanted, BlockId* blocks) {
+  const Eviction eviction = tree_.evict(wanted, blocks);
   Stats& stats = spaces_[eviction.space].stats;
-  ++stats.evicted_blocks;
-  stats.evicted_tokens += eviction.num_slots;
-  if (eviction.soon != kNoBlock) evicted_.prefetch(pool_.fingerprint(eviction.soon));
-  if (eviction.num_slots < block_size()) return;
-  evicted_.add(pool_.fingerprint(eviction.block), static_cast<float>(now_ - first_time_));
-  events_.removed(eviction.space, pool_.fingerprint(eviction.block));
+  stats.evicted_blocks += eviction.num_blocks;
+  stats.evicted_tokens += eviction.num_tokens;
+  const std::uint32_t first = eviction.num_tokens / block_size() < eviction.num_blocks;  // a partly filled one has no key
+  fingerprints_.clear();
+  for (std::uint32_t i = first; i < eviction.num_blocks; ++i) fingerprints_.push_back(pool_.fingerprint(blocks[i]));
+  evicted_.add(fingerprints_.data(), static_cast<std::uint32_t>(fingerprints_.size()),
+               static_cast<float>(now_ - first_time_), [](float, std::uint32_t) {});
+  for (std::uint64_t fingerprint : fingerprints_) events_.removed(eviction.space, fingerprint);
+  return eviction.num_blocks;
 }
 
 void PrefixCache::append(Sequence& sequence, const Token* tokens, std::size_t count) {
@@ -349,9 +353,10 @@ void PrefixCache::fork(const Sequence& parent, Sequence& child) {
   child.source = parent.source;
   child.source_block = parent.source_block;
   if (child.source != kNoNode) tree_.hold(child.source);
+  child.table.resize(wanted);
+  take_blocks(child.table.data() + shared, child.table.data() + wanted);
   for (std::uint32_t i = shared; i < wanted; ++i) {
     const std::uint32_t slots = std::min(block_size(), parent.num_committed - i * block_size());
-    child.table.push_back(take_block());
     pending_copies_.push_back({parent.table[i], child.table[i], slots});
   }
   enlist(child);
@@ -431,12 +436,14 @@ void PrefixCache::forget_unused_content() {
 
 void PrefixCache::clear() {
   const bool everything = num_pinned() == 0;
+  std::vector<BlockId> blocks(tree_.num_cached());
   while (tree_.num_cached() > 0) {
-    const Eviction eviction = tree_.evict();
-    if (!everything && eviction.num_slots == block_size()) {
-      events_.removed(eviction.space, pool_.fingerprint(eviction.block));
+    const Eviction eviction = tree_.evict(tree_.num_cached(), blocks.data());
+    for (std::uint32_t i = 0; i < eviction.num_blocks; ++i) {
+      const bool is_full = i > 0 || eviction.num_tokens == eviction.num_blocks * block_size();
+      if (!everything && is_full) events_.removed(eviction.space, pool_.fingerprint(blocks[i]));
+      pool_.give(blocks[i]);
     }
-    pool_.give(eviction.block);
   }
   if (everything) events_.cleared();
   evicted_.clear();

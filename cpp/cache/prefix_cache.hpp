@@ -14,7 +14,7 @@
 #include "cache/content.hpp"
 #include "cache/event_log.hpp"
 #include "cache/explanation.hpp"
-#include "cache/ghosts.hpp"
+#include "cache/ghost_runs.hpp"
 #include "cache/hashing.hpp"
 #include "cache/sequence.hpp"
 #include "cache/sharing.hpp"
@@ -200,8 +200,8 @@ class PrefixCache {
   void explain_eviction(Explanation& told, const Prompt& prompt, const Token* tokens) const;
 
   std::vector<BlockCopy> move_down(std::uint32_t num_blocks, std::uint32_t limit);
-  void forget_block(const Eviction& eviction);
-  BlockId take_block();
+  std::uint32_t evict(std::uint32_t wanted, BlockId* blocks);
+  void take_blocks(BlockId* begin, BlockId* end);
   void require_blocks(std::uint64_t count) const;
   std::uint32_t blocks_for(std::size_t num_tokens) const {
     return static_cast<std::uint32_t>((num_tokens + block_size() - 1) / block_size());
@@ -222,7 +222,8 @@ class PrefixCache {
   std::unordered_map<std::string, Tenant> tenants_;
   std::vector<Tenant> spare_tenants_;
   std::size_t tenant_limit_ = kFewNames;
-  Ghosts<float> evicted_;  // when, in seconds since the cache was made
+  GhostRuns<float> evicted_;  // when, in seconds since the cache was made
+  std::vector<std::uint64_t> fingerprints_;  // of the blocks that are being evicted or stored
   EventLog events_;
   std::vector<BlockCopy> pending_copies_;  // from fork(), handed out by the next allocation of any request
   Sequence* running_ = nullptr;

@@ -10,11 +10,12 @@ std::vector<BlockCopy> PrefixCache::resize(std::uint32_t num_blocks) {
     throw OutOfBlocks("cannot shrink the pool to " + std::to_string(num_blocks) + " blocks: " +
                       std::to_string(num_pinned()) + " are pinned");
   }
-  while (pool_.num_blocks() - pool_.num_free() > num_blocks) {
-    const Eviction eviction = tree_.evict();
-    forget_block(eviction);
-    pool_.give(eviction.block);
+  const std::uint32_t in_use = pool_.num_blocks() - pool_.num_free();
+  std::vector<BlockId> excess(in_use > num_blocks ? in_use - num_blocks : 0);
+  for (std::size_t done = 0; done < excess.size();) {
+    done += evict(static_cast<std::uint32_t>(excess.size() - done), excess.data() + done);
   }
+  for (BlockId block : excess) pool_.give(block);
   return move_down(num_blocks, num_blocks);
 }
 

@@ -87,19 +87,24 @@ void PrefixCache::write_tokens(const Sequence& sequence, Position from, Position
     if (count < size) continue;
     const std::uint8_t* parent = i == 0 ? tree_.root_key(sequence.space) : pool_.key(sequence.table[i - 1]);
     hasher_->chain(parent, tokens, size, pool_.key(block));
-    evicted_.prefetch(pool_.fingerprint(block));
   }
   note_stored(sequence, from / size, end / size);
 }
 
 // Blocks with these indices are full and matchable from now on.
 void PrefixCache::note_stored(const Sequence& sequence, std::uint32_t first, std::uint32_t last) {
+  fingerprints_.clear();
+  for (std::uint32_t i = first; i < last; ++i) fingerprints_.push_back(pool_.fingerprint(sequence.table[i]));
+  for (std::uint32_t i = first; i < last;) {
+    const std::uint32_t found = evicted_.take(fingerprints_.data() + (i - first), last - i).count;
+    spaces_[sequence.space].stats.thrashed_tokens += std::uint64_t{found} * block_size();
+    i += std::max(found, 1u);
+  }
+  if (!events_.is_enabled()) return;
   for (std::uint32_t i = first; i < last; ++i) {
-    const BlockId block = sequence.table[i];
-    if (evicted_.take(pool_.fingerprint(block))) spaces_[sequence.space].stats.thrashed_tokens += block_size();
-    if (!events_.is_enabled()) continue;
     const std::uint64_t parent = i > 0 ? pool_.fingerprint(sequence.table[i - 1]) : 0;
-    events_.stored(sequence.space, i > 0, parent, pool_.fingerprint(block), pool_.tokens(block), block_size());
+    events_.stored(sequence.space, i > 0, parent, fingerprints_[i - first], pool_.tokens(sequence.table[i]),
+                   block_size());
   }
 }
 

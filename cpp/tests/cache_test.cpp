@@ -8,6 +8,7 @@
 
 #include "cache/child_table.hpp"
 #include "cache/digests.hpp"
+#include "cache/ghost_runs.hpp"
 #include "cache/ghosts.hpp"
 #include "cache_player.hpp"
 
@@ -95,6 +96,59 @@ void ghosts_remember_the_last_ones() {
   }
 }
 
+// Paths that lose blocks from their ends and get them back in part, beside a list that remembers block by block.
+void ghost_runs_remember_the_last_blocks() {
+  constexpr std::uint32_t kPaths = 12, kLength = 20, kWindow = 60;
+  struct Remembered {
+    std::uint64_t block;
+    std::uint32_t path;
+    bool live;
+  };
+  std::mt19937_64 random(3);
+  std::vector<std::uint64_t> blocks(kPaths * kLength);
+  for (std::uint64_t& block : blocks) block = random();
+  GhostRuns<std::uint32_t> ghosts(kWindow);
+  std::vector<Remembered> twin;  // the oldest first
+  std::vector<std::uint32_t> cached(kPaths, kLength);
+  for (int i = 0; i < 100'000; ++i) {
+    const std::uint32_t path = random() % kPaths;
+    const std::uint64_t* of_path = blocks.data() + path * kLength;
+    std::uint32_t count = random() % 8;
+    if (random() % 2 == 0) {
+      std::vector<std::uint64_t> evicted;
+      for (; evicted.size() < count && cached[path] > 0;) evicted.push_back(of_path[--cached[path]]);
+      std::vector<std::uint32_t> lost(kPaths), expected(kPaths);
+      const auto forget = [&](std::uint32_t value, std::uint32_t number) { lost[value] += number; };
+      const std::uint32_t* newest = ghosts.newest();
+      if (newest != nullptr && *newest == path) ghosts.extend(evicted.data(), evicted.size(), forget);
+      else ghosts.add(evicted.data(), evicted.size(), path, forget);
+      for (std::uint64_t block : evicted) twin.push_back({block, path, true});
+      for (; twin.size() > kWindow; twin.erase(twin.begin())) expected[twin.front().path] += twin.front().live;
+      CHECK(lost == expected);
+    } else {
+      count = std::min(count, kLength - cached[path]);
+      std::uint32_t known = 0;
+      while (known < count) {
+        const auto found = ghosts.find(of_path + cached[path] + known, count - known);
+        const auto taken = ghosts.take(of_path + cached[path] + known, count - known);
+        CHECK(found.count == taken.count && (taken.count == 0 || taken.value == path));
+        if (taken.count == 0) break;
+        known += taken.count;
+      }
+      std::uint32_t expected = 0;
+      for (; expected < count; ++expected) {
+        const auto entry = std::find_if(twin.begin(), twin.end(), [&](const Remembered& remembered) {
+          return remembered.live && remembered.block == of_path[cached[path] + expected];
+        });
+        if (entry == twin.end()) break;
+        entry->live = false;
+      }
+      CHECK(known == expected);
+      cached[path] += count;
+    }
+  }
+}
+
 // Hashes so weak that everything collides: nothing may match but what is equal.
 class WeakHasher final : public BlockHasher {
  public:
@@ -126,7 +180,7 @@ void a_collision_is_a_miss() {
       CHECK(tree.walk(root, tokens.data(), 2, kOperator).node == leaf);
     }
   }
-  while (tree.num_cached() > 0) pool.give(tree.evict().block);
+  for (BlockId block; tree.num_cached() > 0; pool.give(block)) tree.evict(1, &block);
   CHECK(tree.nodes().count() == 1);
 }
 
@@ -235,6 +289,7 @@ int main() {
   a_child_table_is_a_map();
   equal_keys_are_told_apart_by_the_caller();
   ghosts_remember_the_last_ones();
+  ghost_runs_remember_the_last_blocks();
   a_collision_is_a_miss();
   a_million_children_cost_no_more_than_two();
   splits_merge_back();

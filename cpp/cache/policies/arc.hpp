@@ -27,7 +27,7 @@ class ArcPolicy final : public TwoListPolicy {
     }
   }
 
-  NodeId victim() override {
+  Victim victim(std::uint32_t) override {
     const bool once = has_leaf(kOnce) && (static_cast<double>(size(kOnce)) > target_ || !has_leaf(kOften));
     const NodeId node = front(once ? kOnce : kOften);
     std::uint64_t fingerprint;

@@ -42,7 +42,7 @@ class FifoPolicy final : public Policy {
     return born_[upper] == born_[lower];
   }
 
-  NodeId victim() override { return leaves_.begin()->second; }
+  Victim victim(std::uint32_t wanted) override { return whole(leaves_.begin()->second, wanted); }
 
   std::size_t bytes() const override { return born_.capacity() * 8 + leaves_.size() * 48; }
 

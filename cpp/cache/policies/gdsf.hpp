@@ -32,10 +32,10 @@ class GdsfPolicy final : public RankedPolicy<GdsfState, std::pair<double, std::u
     for_each_node(request, [&](NodeId, GdsfState& state) { state = {state.touches + 1, request.serial, floor_}; });
   }
 
-  NodeId victim() override {
-    const NodeId node = RankedPolicy::victim();
-    floor_ = key(node).first;
-    return node;
+  Victim victim(std::uint32_t wanted) override {
+    const Victim victim = RankedPolicy::victim(wanted);
+    floor_ = key(victim.node).first;
+    return victim;
   }
 
  protected:

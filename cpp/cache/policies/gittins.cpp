@@ -7,7 +7,7 @@ namespace caudex {
 
 GittinsPolicy::GittinsPolicy(const PolicyContext& context)
     : Policy(context),
-      ghosts_(std::min(kGhostsPerBlock * context.pool.num_blocks(), kMostGhosts), 2.0),
+      ghosts_(std::min(kGhostsPerBlock * context.pool.num_blocks(), kMostGhosts)),
       strip_of_(ReuseClass::kCount * ReuseRates::kRiskLevels) {
   due_.fill(kNever);
 }
@@ -73,15 +73,18 @@ GittinsPolicy::Recall GittinsPolicy::recall_evicted(NodeId id) {
   Recall recall;
   const Node& node = nodes[id];
   const Position size = pool.block_size();
-  Position end = node.start - node.start % size;
-  for (BlockId block : node.blocks) {
-    end += size;
-    if (end > node.end) break;
-    const auto ghost = ghosts_.take(pool.fingerprint(block));
-    if (!ghost) break;
-    count_reuse(segments_[*ghost], 1.0);
-    recall = {end, segments_[*ghost].touches, segments_[*ghost].group};
-    forget_ghost(*ghost);
+  const std::uint32_t first = node.start / size;
+  const std::uint32_t num_full = std::min(node.blocks.size(), node.end / size - first);
+  fingerprints_.clear();
+  for (std::uint32_t i = 0; i < num_full; ++i) fingerprints_.push_back(pool.fingerprint(node.blocks[i]));
+  for (std::uint32_t known = 0; known < num_full;) {
+    const auto ghosts = ghosts_.take(fingerprints_.data() + known, num_full - known);
+    if (ghosts.count == 0) break;
+    const Segment& segment = segments_[ghosts.value];
+    for (std::uint32_t i = 0; i < ghosts.count; ++i) count_reuse(segment, 1.0);
+    known += ghosts.count;
+    recall = {(first + known) * size, segment.touches, segment.group};
+    forget_ghosts(ghosts.value, ghosts.count);
   }
   return recall;
 }
@@ -181,18 +184,28 @@ bool GittinsPolicy::merge(NodeId upper, NodeId lower) {
   return true;
 }
 
-NodeId GittinsPolicy::victim() {
+Victim GittinsPolicy::victim(std::uint32_t wanted) {
   advance();
   const SegmentId id = queues_.front(order_.begin()->second);
-  const NodeId node = segments_[id].node;
-  const BlockRun& blocks = nodes[node].blocks;
-  const Position border = (nodes[node].start / pool.block_size() + blocks.size()) * pool.block_size();
-  if (border > nodes[node].end) return node;
-  const std::uint64_t fingerprint = pool.fingerprint(blocks.back());
-  ++segments_[id].num_ghosts;
-  if (const auto forgotten = ghosts_.add(fingerprint, id)) forget_ghost(*forgotten);
-  if (blocks.size() > 1) ghosts_.prefetch(pool.fingerprint(blocks[blocks.size() - 2]));  // most likely the next victim
-  return node;
+  const Victim victim = whole(segments_[id].node, wanted);
+  note_evicted(id, victim.num_blocks);
+  return victim;
+}
+
+// The last blocks of a segment's node will go.
+void GittinsPolicy::note_evicted(SegmentId id, std::uint32_t num_blocks) {
+  const Node& node = nodes[segments_[id].node];
+  const std::uint32_t num_full = node.end / pool.block_size() - node.start / pool.block_size();
+  fingerprints_.clear();
+  for (std::uint32_t i = node.blocks.size(); i > node.blocks.size() - num_blocks; --i) {
+    if (i <= num_full) fingerprints_.push_back(pool.fingerprint(node.blocks[i - 1]));
+  }
+  const auto count = static_cast<std::uint32_t>(fingerprints_.size());
+  const auto forget = [&](SegmentId forgotten, std::uint32_t number) { forget_ghosts(forgotten, number); };
+  segments_[id].num_ghosts += count;
+  const SegmentId* newest = ghosts_.newest();
+  if (newest != nullptr && *newest == id) ghosts_.extend(fingerprints_.data(), count, forget);
+  else ghosts_.add(fingerprints_.data(), count, id, forget);
 }
 
 // --------------------------------------------------------------------------------------------------------- time
@@ -290,8 +303,8 @@ GittinsPolicy::SegmentId GittinsPolicy::new_segment(GroupId group) {
   return id;
 }
 
-void GittinsPolicy::forget_ghost(SegmentId id) {
-  --segments_[id].num_ghosts;
+void GittinsPolicy::forget_ghosts(SegmentId id, std::uint32_t count) {
+  segments_[id].num_ghosts -= count;
   free_if_unused(id);
 }
 
@@ -319,7 +332,7 @@ double GittinsPolicy::num_blocks(const Segment& segment) const {
 
 std::size_t GittinsPolicy::bytes() const {
   return segments_.capacity() * sizeof(Segment) + groups_.capacity() * sizeof(Group) +
-         segment_of_.capacity() * sizeof(SegmentId) + timers_.bytes() + queues_.bytes();
+         segment_of_.capacity() * sizeof(SegmentId) + ghosts_.bytes() + timers_.bytes() + queues_.bytes();
 }
 
 }  // namespace caudex

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cache/ghosts.hpp"
+#include "cache/ghost_runs.hpp"
 #include "cache/linked_lists.hpp"
 #include "cache/policies/reuse_rates.hpp"
 #include "cache/policy.hpp"
@@ -40,7 +40,7 @@ class GittinsPolicy final : public Policy {
   void withdraw(NodeId node) override;
   void split(NodeId upper, NodeId lower) override;
   bool merge(NodeId upper, NodeId lower) override;
-  NodeId victim() override;
+  Victim victim(std::uint32_t wanted) override;
   std::size_t bytes() const override;
 
  private:
@@ -94,7 +94,8 @@ class GittinsPolicy final : public Policy {
   void touch(NodeId node, GroupId group, ReuseClass c, const ReuseTraits& traits, std::uint32_t touches);
 
   SegmentId new_segment(GroupId group);
-  void forget_ghost(SegmentId id);
+  void note_evicted(SegmentId id, std::uint32_t num_blocks);
+  void forget_ghosts(SegmentId id, std::uint32_t count);
   void detach(NodeId node);
   void free_if_unused(SegmentId id);
   std::uint32_t queue_of(const Segment& segment);
@@ -109,7 +110,8 @@ class GittinsPolicy final : public Policy {
   std::vector<Group> groups_;
   std::vector<GroupId> spare_groups_;
   std::vector<SegmentId> segment_of_;  // by node, + 1
-  Ghosts<SegmentId> ghosts_;
+  GhostRuns<SegmentId> ghosts_;
+  std::vector<std::uint64_t> fingerprints_;  // of the blocks that are looked at
   LinkedLists timers_;  // by age bucket
   std::array<double, AgeBuckets::kCount> due_;  // no later than the first of each list reaches the next bucket
   LinkedLists queues_;  // of leaves: by strip, then age bucket

@@ -39,7 +39,7 @@ class LruPolicy final : public Policy {
   // Neighbours in the list may become one: the order of eviction stays the same.
   bool merge(NodeId upper, NodeId lower) override { return slot(links_, lower).linked && links_[lower].next == upper; }
 
-  NodeId victim() override { return links_[kNoNode].next; }
+  Victim victim(std::uint32_t wanted) override { return whole(links_[kNoNode].next, wanted); }
 
   std::size_t bytes() const override { return links_.capacity() * sizeof(Link); }
 

@@ -48,10 +48,10 @@ class RankedPolicy : public Policy {
     return states_[upper] == states_[lower];
   }
 
-  NodeId victim() override {
+  Victim victim(std::uint32_t) override {
     if (shortened_ != kNoNode) offer(shortened_);  // it ranks by what is left of it
     shortened_ = leaves_.begin()->second;
-    return shortened_;
+    return {shortened_};
   }
 
   std::size_t bytes() const override {

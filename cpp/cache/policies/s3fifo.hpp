@@ -31,7 +31,7 @@ class S3FifoPolicy final : public TwoListPolicy {
     }
   }
 
-  NodeId victim() override {
+  Victim victim(std::uint32_t) override {
     for (;;) {
       const bool small = has_leaf(kSmall) && (size(kSmall) * 10 >= pool.num_blocks() || !has_leaf(kMain));
       const NodeId node = front(small ? kSmall : kMain);

@@ -83,13 +83,13 @@ class TwoListPolicy : public Policy {
   }
 
   // The node is chosen: it loses a block.
-  NodeId take(NodeId node) {
+  Victim take(NodeId node) {
     Member& member = members_[node];
     if (member.blocks > 0) {
       --member.blocks;
       --sizes_[member.list];
     }
-    return node;
+    return {node};
   }
 
   // The fingerprint of the node's last block; false if that block is not full.
