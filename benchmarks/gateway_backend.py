@@ -1,9 +1,11 @@
-"""A backend that answers every chat at once with five events: `python gateway_backend.py PORT`."""
+"""A backend that answers every chat at once with five events, and what else is posted with a new response id:
+`python gateway_backend.py PORT`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 
@@ -24,6 +26,7 @@ def sized(body: bytes) -> bytes:
 
 STREAM = stream()
 MODELS = sized(b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"x"}]}')
+NUMBERS = itertools.count()
 OTHER = sized(b'{"status":"ok","model_path":"m","served_model_name":"m"}')
 
 
@@ -43,8 +46,15 @@ class Backend(asyncio.Protocol):
         if len(self.data) < end + 4 + length:
             return
         del self.data[: end + 4 + length]
-        answer = STREAM if head.startswith(b"post /v1/chat") else MODELS if b"/v1/models" in head else OTHER
-        self.transport.write(answer)  # type: ignore[attr-defined]
+        self.transport.write(answer_to(head))  # type: ignore[attr-defined]
+
+
+def answer_to(head: bytes) -> bytes:
+    if head.startswith(b"post /v1/chat"):
+        return STREAM
+    if head.startswith(b"post "):
+        return sized(b'{"object":"response","id":"resp_%d"}' % next(NUMBERS))
+    return MODELS if b"/v1/models" in head else OTHER
 
 
 async def main() -> None:

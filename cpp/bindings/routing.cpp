@@ -2,9 +2,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "routing/block_directory.hpp"
 #include "routing/chain_keys.hpp"
@@ -56,6 +58,36 @@ auto match(const Index& index, const Keys& keys, std::int64_t num_workers) {
   std::int32_t* matched;
   auto array = owned_array<std::int32_t>(checked_worker(num_workers), &matched);
   index.match(keys.data(), keys.size(), matched, array.size());
+  return array;
+}
+
+template <typename Index>
+auto held(const Index& index, std::int64_t num_workers) {
+  std::int64_t* counts;
+  auto array = owned_array<std::int64_t>(checked_worker(num_workers), &counts);
+  index.held(counts, array.size());
+  return array;
+}
+
+/// The leading keys that each worker holds, in tokens; of a whole prompt one token is always left to compute.
+template <typename Index>
+auto cached_tokens(const Index& index, const Keys& keys, std::int64_t num_workers, double tokens_per_key,
+                   double num_tokens) {
+  std::vector<std::int32_t> matched(checked_worker(num_workers));
+  index.match(keys.data(), keys.size(), matched.data(), matched.size());
+  double* cached;
+  auto array = owned_array<double>(matched.size(), &cached);
+  for (std::size_t i = 0; i < matched.size(); ++i) cached[i] = std::min(matched[i] * tokens_per_key, num_tokens - 1.0);
+  return array;
+}
+
+template <typename Index>
+auto used_tokens(const Index& index, std::int64_t num_workers, double tokens_per_key) {
+  std::vector<std::int64_t> counts(checked_worker(num_workers));
+  index.held(counts.data(), counts.size());
+  double* used;
+  auto array = owned_array<double>(counts.size(), &used);
+  for (std::size_t i = 0; i < counts.size(); ++i) used[i] = static_cast<double>(counts[i]) * tokens_per_key;
   return array;
 }
 
@@ -115,6 +147,14 @@ void bind_cost(nb::module_& m) {
       "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a, nb::kw_only(), "num_tokens"_a, "mean_prompt_tokens"_a,
       "recent_seconds"_a, "reuse"_a, "decode_tokens"_a, "coming_weight"_a, "harm_weight"_a,
       "Seconds that sending a request to each worker costs; see caudex.routing.cost.");
+  m.def(
+      "cheapest",
+      [](const Column& cost, const std::optional<Column>& used, const nb::callable& draw) {
+        const double* tie_breaker = used ? checked_column(*used, cost.size()) : nullptr;
+        return routing::cheapest(cost.data(), tie_breaker, cost.size(), [&] { return nb::cast<double>(draw()); });
+      },
+      "cost"_a, "used"_a.none(), "draw"_a,
+      "The row of the lowest cost, or -1 if none is finite. Equal costs: the lower `used`, then by draw(), in [0, 1).");
 }
 
 void bind_prefix_tree(nb::module_& m) {
@@ -145,15 +185,12 @@ void bind_prefix_tree(nb::module_& m) {
           "num_keys",
           [](const PrefixTree& self, std::int64_t worker) { return self.num_keys(checked_worker(worker)); },
           "worker"_a)
-      .def(
-          "held",
-          [](const PrefixTree& self, std::int64_t num_workers) {
-            std::int64_t* held;
-            auto array = owned_array<std::int64_t>(checked_worker(num_workers), &held);
-            self.held(held, array.size());
-            return array;
-          },
-          "num_workers"_a, "Keys that each worker below num_workers holds: int64, one a worker.")
+      .def("held", &held<PrefixTree>, "num_workers"_a,
+           "Keys that each worker below num_workers holds: int64, one a worker.")
+      .def("cached_tokens", &cached_tokens<PrefixTree>, "keys"_a, "num_workers"_a, "tokens_per_key"_a, "num_tokens"_a,
+           "match() in tokens, at most num_tokens - 1: float64, one a worker.")
+      .def("used_tokens", &used_tokens<PrefixTree>, "num_workers"_a, "tokens_per_key"_a,
+           "held() in tokens: float64, one a worker.")
       .def_prop_ro("num_nodes", &PrefixTree::num_nodes)
       .def_prop_ro("num_bytes", &PrefixTree::num_bytes)
       .def("dump",
@@ -201,6 +238,10 @@ void bind_block_directory(nb::module_& m) {
           "clear", [](BlockDirectory& self, std::int64_t worker) { self.clear(checked_worker(worker)); }, "worker"_a)
       .def("match", &match<BlockDirectory>, "keys"_a, "num_workers"_a,
            "Leading blocks that each worker below num_workers holds: int32, one a worker.")
+      .def("cached_tokens", &cached_tokens<BlockDirectory>, "keys"_a, "num_workers"_a, "tokens_per_key"_a,
+           "num_tokens"_a, "match() in tokens, at most num_tokens - 1: float64, one a worker.")
+      .def("used_tokens", &used_tokens<BlockDirectory>, "num_workers"_a, "tokens_per_key"_a,
+           "Blocks that each worker below num_workers holds, in tokens: float64, one a worker.")
       .def(
           "num_blocks",
           [](const BlockDirectory& self, std::int64_t worker) { return self.num_blocks(checked_worker(worker)); },

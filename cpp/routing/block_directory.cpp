@@ -13,7 +13,9 @@ void BlockDirectory::store(Worker worker, Key parent, const EngineHash* hashes, 
   Key key = parent;
   for (std::size_t i = 0; i < num_blocks; ++i) {
     chain_bytes(key, tokens + i * block_size_, block_bytes, block_bytes, &key);
-    by_hash_[worker][hashes[i]] = key;
+    const auto [known, is_new] = by_hash_[worker].try_emplace(hashes[i], key);
+    if (!is_new && known->second != key) drop_holder(known->second, worker);
+    known->second = key;
     auto& holders = holders_[key];
     if (std::find(holders.begin(), holders.end(), worker) == holders.end()) holders.push_back(worker);
   }
@@ -68,6 +70,10 @@ void BlockDirectory::match(const Key* keys, std::size_t num_keys, std::int32_t* 
 
 std::size_t BlockDirectory::num_blocks(Worker worker) const {
   return worker < by_hash_.size() ? by_hash_[worker].size() : 0;
+}
+
+void BlockDirectory::held(std::int64_t* out, std::size_t num_workers) const {
+  for (Worker worker = 0; worker < num_workers; ++worker) out[worker] = static_cast<std::int64_t>(num_blocks(worker));
 }
 
 }  // namespace caudex::routing

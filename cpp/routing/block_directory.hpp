@@ -36,6 +36,10 @@ class BlockDirectory {
   void match(const Key* keys, std::size_t num_keys, std::int32_t* out, std::size_t num_workers) const;
 
   std::size_t num_blocks(Worker worker) const;
+
+  /// Writes the number of blocks held by each worker below `num_workers`.
+  void held(std::int64_t* out, std::size_t num_workers) const;
+
   std::size_t block_size() const { return block_size_; }
 
  private:

@@ -15,7 +15,7 @@ using Key = std::uint64_t;
 /// The key that prompts of one namespace (model, adapter, tenant salt) start from.
 Key root_key(const void* name, std::size_t num_bytes);
 
-/// Keys of the whole chunks of `num_bytes` bytes: writes num_bytes / chunk_bytes keys to `out`. About 0.1 ns a byte.
+/// Keys of the whole chunks of `num_bytes` bytes: writes num_bytes / chunk_bytes keys to `out`. About 0.2 ns a byte, the chunks overlapping.
 void chain_bytes(Key root, const void* data, std::size_t num_bytes, std::size_t chunk_bytes, Key* out);
 
 }  // namespace caudex::routing

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 namespace caudex::routing {
 namespace {
@@ -29,6 +30,23 @@ void cost_seconds(const WorkerColumns& workers, const CostTerms& terms, double* 
     out[i] = workers.eligible[i] ? cost_tokens(workers, terms, i) / workers.prefill_rate[i]
                                  : std::numeric_limits<double>::infinity();
   }
+}
+
+std::int64_t cheapest(const double* cost, const double* used, std::size_t num_workers,
+                      const std::function<double()>& draw) {
+  const double* lowest = std::min_element(cost, cost + num_workers);
+  if (num_workers == 0 || *lowest == std::numeric_limits<double>::infinity()) return -1;
+  if (std::count(cost, cost + num_workers, *lowest) == 1) return lowest - cost;
+  double least_used = std::numeric_limits<double>::infinity();
+  std::vector<std::int64_t> equal;
+  for (std::size_t i = 0; i < num_workers; ++i) {
+    if (cost[i] != *lowest) continue;
+    const double mine = used ? used[i] : 0.0;
+    if (mine < least_used) equal.clear();
+    least_used = std::min(least_used, mine);
+    if (mine == least_used) equal.push_back(static_cast<std::int64_t>(i));
+  }
+  return equal[static_cast<std::size_t>(draw() * static_cast<double>(equal.size()))];
 }
 
 }  // namespace caudex::routing

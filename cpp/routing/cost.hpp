@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 
 namespace caudex::routing {
 
@@ -32,5 +34,10 @@ struct CostTerms {
 /// Writes the seconds that sending the request to each worker costs; infinity where it is not eligible.
 /// The formula is documented at caudex.routing.cost.CostPolicy.
 void cost_seconds(const WorkerColumns& workers, const CostTerms& terms, double* out);
+
+/// The worker of the lowest cost, or -1 if no cost is finite. Equal costs: the lower `used` (may be null), then chance;
+/// `draw` gives a number in [0, 1) and is asked only if costs are equal. O(n).
+std::int64_t cheapest(const double* cost, const double* used, std::size_t num_workers,
+                      const std::function<double()>& draw);
 
 }  // namespace caudex::routing

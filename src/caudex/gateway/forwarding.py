@@ -166,7 +166,7 @@ class Forwarding:
             record.first_byte_seconds = round(seconds, 6)
             gateway.metrics.first_byte_seconds.observe(seconds)
         if attempt.response_id is not None:
-            gateway.response_homes.remember(attempt.response_id, worker.slot)
+            gateway.response_homes.remember(record.tenant, attempt.response_id, worker.slot)
         if attempt.usage is not None and candidate.cached_tokens is not None:
             record.reported_cached_tokens = attempt.usage.cached_tokens
             self._compare(worker, candidate.cached_tokens, attempt.usage)

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from caudex.gateway.access_log import AccessLog, AccessRecord
 from caudex.gateway.admin import AdminApi
@@ -22,7 +23,7 @@ from caudex.gateway.relay import Relay
 from caudex.gateway.response_homes import ResponseHomes
 from caudex.gateway.rules import PromptRules
 from caudex.gateway.settings import GatewaySettings
-from caudex.gateway.snapshot import read_snapshot, write_snapshot
+from caudex.gateway.snapshot import Snapshot, read_snapshot, write_snapshot
 from caudex.gateway.tenants import Tenants
 from caudex.gateway.token_prompt import TokenPrompts
 from caudex.gateway.worker import Worker
@@ -77,10 +78,11 @@ class Gateway:
         self._relay = Relay(self)
         self._admin = AdminApi(self.workers, settings.admin_key)
         self._housekeeping: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
 
     async def start(self, worker_urls: list[str], sources: Sequence[Source] = ()) -> None:
         """Takes up what a snapshot kept, then the workers; to be called on the loop that serves."""
-        self._restore(worker_urls)
+        await self._restore(worker_urls, sources)
         for url in worker_urls:
             self.workers.add(url)
         self._followers = [asyncio.create_task(follow(source, self.workers)) for source in sources]
@@ -108,7 +110,10 @@ class Gateway:
         for connection in list(self.connections):
             connection.abort()
         self.workers.close()
-        self._save()
+        if self._saving is not None:
+            await self._saving
+        if self.settings.snapshot_path is not None:
+            self._save(self.settings.snapshot_path, self._snapshot())
         if self._access_log is not None:
             self._access_log.flush()
 
@@ -223,9 +228,10 @@ class Gateway:
             if self._access_log is not None:
                 self._access_log.flush()
             self._log_rules()
-            if now >= next_save:
+            path = self.settings.snapshot_path
+            if path is not None and now >= next_save:
                 next_save = now + self.settings.snapshot_interval
-                self._save()
+                self._saving = asyncio.create_task(asyncio.to_thread(self._save, path, self._snapshot()))
 
     def _log_rules(self) -> None:
         if self.rules is not None and self.rules.applied:
@@ -240,24 +246,38 @@ class Gateway:
         index = getattr(self.policy, "index", None)
         self.metrics.index_bytes.set(getattr(index, "num_bytes", 0))
 
-    def _save(self) -> None:
-        if self.settings.snapshot_path is not None:
-            try:
-                write_snapshot(self.settings.snapshot_path, self.settings.policy, self.fleet, self.policy)
-            except OSError as error:
-                log.warning("the snapshot could not be written: %s", error)
+    def _snapshot(self) -> Snapshot:
+        homes = self.response_homes.dump()
+        return Snapshot(self.settings.policy, list(self.fleet.ids), self.policy.dump(), homes)
 
-    def _restore(self, worker_urls: list[str]) -> None:
+    @staticmethod
+    def _save(path: Path, snapshot: Snapshot) -> None:
+        try:
+            write_snapshot(path, snapshot)
+        except OSError as error:
+            log.warning("the snapshot could not be written: %s", error)
+
+    async def _restore(self, worker_urls: list[str], sources: Sequence[Source]) -> None:
         path = self.settings.snapshot_path
         if path is None or not path.exists():
             return
         with contextlib.suppress(OSError):
             try:
-                slots = read_snapshot(path, self.settings.policy, self.policy)
+                snapshot = read_snapshot(path, self.settings.policy)
+                self.policy.load(snapshot.state)
             except ValueError as error:
                 log.warning("the snapshot is not used: %s", error)
                 return
-            self.workers.adopt_slots(slots, worker_urls, self.policy.forget)
+            self.response_homes.load(snapshot.response_homes)
+            wanted = list(worker_urls)
+            for source in sources:
+                with contextlib.suppress(OSError):
+                    wanted += await source.addresses()
+            self.workers.adopt_slots(snapshot.worker_ids, wanted, self._forget_slot)
+
+    def _forget_slot(self, slot: int) -> None:
+        self.policy.forget(slot)
+        self.response_homes.forget(slot)
 
 
 def no_worker() -> HttpError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from caudex.gateway.http_messages import HttpError
 from caudex.routing import RouteRequest, text_request
 
 _EMPTY = msgspec.Raw(b"")
+_MAX_SESSION_NAME = 128
+"""A longer name is known by its hash, since hundreds of thousands of them are kept."""
 
 
 class Body(msgspec.Struct):
@@ -59,12 +62,11 @@ def describe(body: Body, *, session_header: bytes | None, tenant: str, salt: str
 
 
 def _session(body: Body, header: bytes | None) -> str | None:
-    if header:
-        return header.decode("latin-1")
-    for value in (body.session_id, body.user):
-        if isinstance(value, str) and value:
-            return value
-    return None
+    names = (header.decode("latin-1") if header else None, body.session_id, body.user)
+    name = next((name for name in names if isinstance(name, str) and name), None)
+    if name is None or len(name) <= _MAX_SESSION_NAME:
+        return name
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_token_list(prompt: msgspec.Raw) -> bool:

@@ -10,7 +10,7 @@ from caudex.gateway.client_connection import ClientConnection
 from caudex.gateway.forwarding import Forwarding
 from caudex.gateway.http_messages import HttpError, HttpRequest
 from caudex.gateway.prompt import Body, decode_body, describe
-from caudex.gateway.salting import with_cache_salt
+from caudex.gateway.salting import with_cache_salt, with_plain_names
 from caudex.gateway.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PROMPT_PATHS = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages", b"/v1/embeddings"}
 )
+_RESPONSES = b"/v1/responses"
+_MAX_MODEL_NAME_LOGGED = 200
 
 
 def _must_be_json(request: HttpRequest) -> bool:
@@ -46,7 +48,7 @@ class Relay:
             request.body, changed = gateway.rules.apply(request.body)
             for rule in changed:
                 gateway.metrics.rules.labels(rule).inc()
-        body = decode_body(request.body) if _must_be_json(request) else Body()
+        body = self._body(request)
         salt = tenant.cache_salt(body.cache_salt if isinstance(body.cache_salt, str) else "")
         if tenant.salt is not None and _must_be_json(request):
             request.body = with_cache_salt(request.body, body, salt)
@@ -54,12 +56,34 @@ class Relay:
         if gateway.token_prompts is not None and len(features.keys):
             adapter = features.model if features.model in gateway.workers.adapters else ""
             features = gateway.token_prompts.refine(features, request.body, adapter=adapter, salt=salt)
-        record.model, record.prompt_tokens = features.model, features.num_tokens
+        record.model, record.prompt_tokens = features.model[:_MAX_MODEL_NAME_LOGGED], features.num_tokens
         if not gateway.workers.num_available():
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
         tenant.check(features.num_tokens, request.received_at)
-        home = gateway.response_homes.find(body.previous_response_id)
+        home = self._home(request, body, tenant)
         await self._admitted(Forwarding(gateway, request, client, features, record, home), tenant)
+
+    def _body(self, request: HttpRequest) -> Body:
+        if not _must_be_json(request):
+            return Body()
+        body = decode_body(request.body)
+        if request.path == _RESPONSES and not self._gateway.tenants.open:
+            request.body = with_plain_names(request.body)
+            body = decode_body(request.body)
+        return body
+
+    def _home(self, request: HttpRequest, body: Body, tenant: Tenant) -> int | None:
+        """The worker with the response that this request builds on or asks for, if it is known. With tenants, what is
+        not known to be the tenant's own does not exist: 404."""
+        response_id = body.previous_response_id
+        if request.path.startswith(_RESPONSES + b"/"):
+            response_id = request.path[len(_RESPONSES) + 1 :].partition(b"/")[0].decode("latin-1")
+        if not isinstance(response_id, str):
+            return None
+        home = self._gateway.response_homes.find(tenant.name, response_id)
+        if home is None and not self._gateway.tenants.open:
+            raise HttpError(404, f"there is no response {response_id[:200]!r}", "not_found_error")
+        return home
 
     async def _admitted(self, forwarding: Forwarding, tenant: Tenant) -> None:
         gateway = self._gateway

@@ -1,4 +1,4 @@
-"""Setting the cache salt in a body that is passed on."""
+"""Fields of a body that the gateway answers for, made plain before the body is passed on."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def with_cache_salt(body: bytes, decoded: Body, salt: str) -> bytes:
     fields: dict[str, object] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
     fields["cache_salt"] = salt
     return msgspec.json.encode(fields)
+
+
+def with_plain_names(body: bytes) -> bytes:
+    """The same object with every name once and without escapes, so that every parser reads the same fields."""
+    return msgspec.json.encode(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))

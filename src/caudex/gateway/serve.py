@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -61,6 +62,8 @@ async def _serve(
         loop.add_signal_handler(number, on_signal)
     server = await loop.create_server(gateway.connection, host, port, ssl=tls, backlog=_BACKLOG)
     await gateway.start(worker_urls, sources)
+    # What is there now stays; the collector need not look at it again, and so takes no longer than a request does.
+    gc.freeze()
     on_ready(host, server.sockets[0].getsockname()[1])
     await stop.wait()
     server.close()

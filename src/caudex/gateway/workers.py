@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from caudex.gateway.fetch import fetch
 from caudex.gateway.settings import GatewaySettings
@@ -66,7 +67,7 @@ class Workers:
         return self._by_slot[slot]
 
     def num_available(self) -> int:
-        return int(self.fleet.available.sum())
+        return int(np.count_nonzero(self.fleet.available))
 
     def add(self, url: str) -> Worker:
         """Adds a worker, or takes one back that is draining; ValueError if the address is none."""

@@ -7,13 +7,12 @@ from numpy.typing import NDArray
 
 from caudex import _core
 from caudex.routing.fleet import RECENT_SECONDS, Fleet
-from caudex.routing.prefix import PrefixIndex, prefix_reasons
+from caudex.routing.prefix_index import PrefixAware, PrefixIndex, PrefixRanking
 from caudex.routing.ranking import Ranking
 from caudex.routing.request import RouteRequest
-from caudex.routing.sent_index import SentIndex
 
 
-class CostPolicy:
+class CostPolicy(PrefixAware):
     """Seconds, estimated for each worker from its measured prefill rate, summed and compared; no thresholds.
 
         own wait      (prefill queued there + this request's uncached tokens + decode_tokens per running request) / rate
@@ -42,11 +41,10 @@ class CostPolicy:
         for name, value in (("decode_tokens", decode_tokens), ("coming", coming_weight), ("harm", harm_weight)):
             if not value >= 0:
                 raise ValueError(f"the weight {name} is {value}; it must not be negative")
-        self.index: PrefixIndex = SentIndex() if index is None else index
+        super().__init__(index, seed)
         self._decode_tokens = decode_tokens
         self._coming_weight = coming_weight
         self._harm_weight = harm_weight
-        self._rng = np.random.default_rng(seed)
         self._reuse = 0.5
         """Share of prompt tokens that were found cached, fading over some hundred requests."""
 
@@ -54,23 +52,11 @@ class CostPolicy:
         cached = self.index.cached_tokens(request, fleet)
         used = self.index.used_tokens(request, fleet)
         cost = self._seconds(request, fleet, cached, used, now)
-        ranking = Ranking(cost, prefix_reasons(cached), self._rng, used=used - fleet.capacity_tokens, cached=cached)
+        ranking = PrefixRanking(cost, cached, used - fleet.capacity_tokens, self._rng)
         if ranking.best is not None:
             found = (ranking.best.cached_tokens or 0) / request.num_tokens
             self._reuse += 0.01 * (found - self._reuse)
         return ranking
-
-    def record(self, request: RouteRequest, worker: int, now: float) -> None:
-        self.index.record(request, worker, now)
-
-    def forget(self, worker: int) -> None:
-        self.index.forget(worker)
-
-    def dump(self) -> bytes:
-        return self.index.dump()
-
-    def load(self, state: bytes) -> None:
-        self.index.load(state)
 
     def _seconds(
         self,

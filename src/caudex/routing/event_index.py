@@ -15,6 +15,10 @@ class EventIndex:
     """Follows the KV events of all workers. A block is known by its tokens and those before it, so workers may hash
     with seeds and algorithms of their own. All workers share one block size, set by the first event.
 
+    A salt or an adapter is part of a block's name, as it is of a request's, so prompts of different salts share
+    nothing here. Events name no tenant: a worker that keeps tenants of one salt apart by itself (API keys of its own)
+    may be credited with what another tenant stored, which sends a request there in vain and can show it nothing.
+
     An event below a block that is unknown (an earlier event was lost) is dropped and counted in `orphans`: what hangs
     from it cannot be told apart from another prefix, and crediting it would be wrong.
     """
@@ -46,15 +50,12 @@ class EventIndex:
         """Tokens of the request that lie in cached blocks, by slot."""
         if self._directory is None or request.tokens_per_key != self._directory.block_size:
             return np.zeros(fleet.num_slots)
-        cached = self._directory.match(request.keys, fleet.num_slots).astype(np.float64)
-        cached *= request.tokens_per_key
-        return np.minimum(cached, request.num_tokens - 1.0, out=cached)
+        return self._directory.cached_tokens(request.keys, fleet.num_slots, request.tokens_per_key, request.num_tokens)
 
     def used_tokens(self, request: RouteRequest, fleet: Fleet) -> NDArray[np.float64]:
         if self._directory is None:
             return np.zeros(fleet.num_slots)
-        blocks = [self._directory.num_blocks(slot) for slot in range(fleet.num_slots)]
-        return np.array(blocks, dtype=np.float64) * self._directory.block_size
+        return self._directory.used_tokens(fleet.num_slots, self._directory.block_size)
 
     def record(self, request: RouteRequest, worker: int, now: float) -> None:
         """What was sent does not count; what the worker says it stored does."""

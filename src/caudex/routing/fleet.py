@@ -133,9 +133,10 @@ class Fleet:
         then gives the error that its users expect."""
         cached = self._eligible.get(model)
         if cached is None:
-            if len(self._eligible) > 1_000:
-                self._eligible.clear()
-            cached = self._eligible[model] = self._compute_eligible(model)
+            cached = self._compute_eligible(model)
+            # Names that no worker knows are the client's to invent: remembering them would be memory without end.
+            if cached is not self.available:
+                self._eligible[model] = cached
         return cached
 
     def load_tokens(self, decode_tokens: float = 64.0) -> NDArray[np.float64]:
@@ -220,7 +221,7 @@ class Fleet:
     def _compute_eligible(self, model: str) -> NDArray[np.bool_]:
         named = [slot for slot, models in self._models.items() if model in models]
         if not named:
-            return self.available.copy()
+            return self.available
         mask = np.zeros(self.num_slots, dtype=bool)
         mask[named] = True
         for slot in self._slots.values():

@@ -6,6 +6,7 @@ publishers: an array that starts with it). Hashes come as integers or as bytes, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ KvEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
 def decode_batch(payload: bytes) -> list[KvEvent]:
-    """The events of one batch that concern GPU (or main) memory; ValueError for what is not a batch."""
+    """The events of one batch that concern GPU (or main) memory, of the first KV group where a model has several
+    (they hold the same prefixes); ValueError for what is not a batch."""
     try:
         batch = msgspec.msgpack.decode(payload)
         raw_events = batch[1]
@@ -57,7 +59,7 @@ def _decode_event(raw: Any) -> KvEvent | None:
     kind = fields["type"]
     if kind == "AllBlocksCleared":
         return AllBlocksCleared()
-    if fields.get("medium") not in (None, "GPU", "gpu"):
+    if fields.get("medium") not in (None, "GPU", "gpu") or fields.get("group_idx") not in (None, 0):
         return None
     if kind == "BlockRemoved":
         return BlocksRemoved(_hashes(fields["block_hashes"]))
@@ -79,16 +81,31 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
     if block_size < 1 or len(tokens) != len(hashes) * block_size:
         raise ValueError(f"{len(hashes)} blocks of {block_size} do not hold {len(tokens)} tokens")
     adapter = fields.get("lora_name") or ""
+    extra = [_without_adapter(keys or (), adapter) for keys in fields.get("extra_keys") or ()]
+    salt = next((key for key in extra[0] if isinstance(key, str)), "") if extra else ""
+    known = _num_told_by_tokens(extra, len(hashes))
     return BlocksStored(
-        hashes, None if parent is None else _hash(parent), tokens, block_size, adapter, _salt(fields, adapter)
+        hashes[:known],
+        None if parent is None else _hash(parent),
+        tokens[: known * block_size],
+        block_size,
+        adapter,
+        salt,
     )
 
 
-def _salt(fields: dict[str, Any], adapter: str) -> str:
-    """The cache salt is the only plain string among the first block's extra keys, besides the adapter's name."""
-    extra = fields.get("extra_keys") or [None]
-    first = extra[0] or ()
-    return next((key for key in first if isinstance(key, str) and key != adapter), "")
+def _without_adapter(keys: Sequence[Any], adapter: str) -> Sequence[Any]:
+    """A block's extra keys, of which the first is the adapter's name if there is one."""
+    return keys[1:] if adapter and keys and keys[0] == adapter else keys
+
+
+def _num_told_by_tokens(extra: list[Sequence[Any]], num_blocks: int) -> int:
+    """Leading blocks that tokens and salt name. Images and embeddings (keys that are no plain strings) have the same
+    placeholder tokens whatever they show, so a block with one, and all below it, must not be credited."""
+    for i, keys in enumerate(extra):
+        if any(not isinstance(key, str) for key in keys):
+            return i
+    return num_blocks
 
 
 def _hashes(values: list[int | bytes]) -> NDArray[np.uint64]:

@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from caudex import _core
+
 
 class Reason(IntEnum):
     """Why a worker stands where it does in a ranking."""
@@ -63,7 +65,7 @@ class Ranking:
         self._rng = rng
         self._used = used
         self._cached = cached
-        self._best = self._cheapest()
+        self._best = _core.cheapest(cost, used, rng.random)
 
     @property
     def best(self) -> Candidate | None:
@@ -78,27 +80,14 @@ class Ranking:
             if worker != self._best and self._cost[worker] != np.inf:
                 yield self._candidate(worker)
 
-    def _cheapest(self) -> int:
-        if not len(self._cost):
-            return -1
-        best = int(self._cost.argmin())
-        lowest = self._cost[best]
-        if lowest == np.inf:
-            return -1
-        ties = (self._cost == lowest).nonzero()[0]
-        if len(ties) == 1:
-            return best
-        if self._used is not None:
-            used = self._used[ties]
-            ties = ties[used == used.min()]
-        return int(ties[int(self._rng.random() * len(ties))])
-
     def _sorted(self) -> list[int]:
         used = self._used if self._used is not None else np.zeros(len(self._cost))
         order: list[int] = np.lexsort((self._rng.random(len(self._cost)), used, self._cost)).tolist()
         return order
 
     def _candidate(self, worker: int) -> Candidate:
-        reason = self._reasons if isinstance(self._reasons, Reason) else Reason(int(self._reasons[worker]))
         cached = None if self._cached is None else int(self._cached[worker])
-        return Candidate(worker, reason, cached)
+        return Candidate(worker, self._reason(worker), cached)
+
+    def _reason(self, worker: int) -> Reason:
+        return self._reasons if isinstance(self._reasons, Reason) else Reason(int(self._reasons[worker]))

@@ -29,15 +29,11 @@ class SentIndex:
         """Tokens of the request believed cached, by slot; at least one token of any request is always computed."""
         if fleet.epoch != self._fleet_epoch:
             self._follow_capacities(request, fleet)
-        cached = self._tree.match(request.keys, fleet.num_slots).astype(np.float64)
-        cached *= request.tokens_per_key
-        return np.minimum(cached, request.num_tokens - 1.0, out=cached)
+        return self._tree.cached_tokens(request.keys, fleet.num_slots, request.tokens_per_key, request.num_tokens)
 
     def used_tokens(self, request: RouteRequest, fleet: Fleet) -> NDArray[np.float64]:
         """Tokens believed cached in all, by slot."""
-        used = self._tree.held(fleet.num_slots).astype(np.float64)
-        used *= request.tokens_per_key
-        return used
+        return self._tree.used_tokens(fleet.num_slots, request.tokens_per_key)
 
     def record(self, request: RouteRequest, worker: int, now: float) -> None:
         self._tree.insert(worker, request.keys, now)
