@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,9 @@ class TwinPolicy(ABC):
 
     @abstractmethod
     def victim(self, leaves: list[Block], cached: dict[int, Block]) -> Block: ...
+
+    def settle(self, cached: dict[int, Block]) -> None:  # noqa: B027 (most have nothing to do)
+        """What is cached has changed: after each eviction, and when a request has ended."""
 
 
 class Ranked(TwinPolicy):
@@ -131,11 +134,13 @@ class S3Fifo(TwinPolicy):
 
     def __init__(self, capacity: int, tokens_per_block: int) -> None:
         super().__init__(capacity, tokens_per_block)
-        self.ghosts: OrderedDict[int, None] = OrderedDict()
+        self.ghosts: deque[int | None] = deque(maxlen=capacity)  # the last ones that left; None: it came back
 
     def touch(self, path: list[Block], serial: int, now: float) -> None:
         self.clock += 1
-        back = [block for block in path if block.state is None and self.ghosts.pop(block.id, 0) is None]
+        new = {block.id for block in path if block.state is None}
+        back = new.intersection(self.ghosts)
+        self.ghosts = deque((None if ghost in new else ghost for ghost in self.ghosts), self.capacity)
         for block in path:
             if block.state is None:
                 block.state = (bool(back), self.clock, 0)
@@ -156,7 +161,7 @@ class S3Fifo(TwinPolicy):
                 move(leaf, (True, self.clock, 0 if from_small else reuses - 1))
                 continue
             if from_small:
-                remember(self.ghosts, leaf.id, self.capacity)
+                self.ghosts.append(leaf.id)
             return leaf
 
 
@@ -185,13 +190,21 @@ class Arc(TwinPolicy):
         for block in path:
             block.state = (block.state is not None or back, serial)
 
+    def settle(self, cached: dict[int, Block]) -> None:
+        """The paper's bounds: c for the first list and its ghosts, 2c for all."""
+        num_once = sum(not block.state[0] for block in cached.values())
+        while self.once and num_once + len(self.once) > self.capacity:
+            self.once.popitem(last=False)
+        while self.often and len(cached) + len(self.once) + len(self.often) > 2 * self.capacity:
+            self.often.popitem(last=False)
+
     def victim(self, leaves: list[Block], cached: dict[int, Block]) -> Block:
         once = [block for block in leaves if not block.state[0]]
         often = [block for block in leaves if block.state[0]]
         num_once = sum(not block.state[0] for block in cached.values())
         from_once = bool(once) and (num_once > self.target or not often)
         leaf = min(once if from_once else often, key=lambda block: block.state[1])
-        remember(self.once if from_once else self.often, leaf.id, self.capacity)
+        (self.once if from_once else self.often)[leaf.id] = None
         return leaf
 
 
@@ -202,13 +215,6 @@ def move(leaf: Block, state: object) -> None:
     while block.parent is not None and block.parent.state == old and len(block.parent.children) == 1:
         block = block.parent
         block.state = state
-
-
-def remember(ghosts: OrderedDict[int, None], block_id: int, capacity: int) -> None:
-    ghosts.pop(block_id, None)
-    ghosts[block_id] = None
-    if len(ghosts) > capacity:
-        ghosts.popitem(last=False)
 
 
 TWINS: dict[str, type[TwinPolicy]] = {
@@ -240,6 +246,7 @@ def twin_hits(trace: BlockTrace, capacity: int, name: str) -> list[int]:
             del cached[block.id]
             if block.parent is not None:
                 block.parent.children.discard(block.id)
+            policy.settle(cached)
         parent = None
         for depth, block_id in enumerate(kept):
             if block_id not in cached:
@@ -248,6 +255,5 @@ def twin_hits(trace: BlockTrace, capacity: int, name: str) -> list[int]:
                     parent.children.add(block_id)
             parent = cached[block_id]
         policy.touch([cached[block_id] for block_id in kept], serial, math.nan)
-        if isinstance(policy, Slru):
-            policy.settle(cached)
+        policy.settle(cached)
     return hits
