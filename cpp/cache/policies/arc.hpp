@@ -33,11 +33,11 @@ class ArcPolicy final : public TwoListPolicy {
 
   Victim victim(std::uint32_t) override {
     const bool once = has_leaf(kOnce) && (static_cast<double>(size(kOnce)) > target_ || !has_leaf(kOften));
-    const NodeId node = take(front(once ? kOnce : kOften));
+    const Victim victim = take(front(once ? kOnce : kOften));
     std::uint64_t fingerprint;
-    if (last_fingerprint(node, fingerprint)) (once ? left_once_ : left_often_).add(fingerprint);
+    if (last_fingerprint(victim.node, fingerprint)) (once ? left_once_ : left_often_).add(fingerprint);
     forget_beyond_bounds();
-    return node;
+    return victim;
   }
 
   std::size_t bytes() const override { return TwoListPolicy::bytes() + left_once_.bytes() + left_often_.bytes(); }
