@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,81 @@ def test_a_prompt_is_scored_cold_hot_and_in_chunks(backend: str, tiny_model: Cal
         for other in company:
             other.wait()
         assert submit(engine, PROMPT, greedy(3)).wait().last.num_cached_tokens == len(PROMPT) - 1
+
+
+def test_a_scored_prompt_is_not_scored_again(tiny_model: Callable[[str], Path]) -> None:
+    """Scores found by others are the same bits as those computed, whole blocks or not, and count as cached."""
+    with running_engine(model=str(tiny_model("llama")), num_blocks=64, block_size=4, max_num_seqs=4) as engine:
+        alone = {}
+        for prompt in ([*PROMPT, 65], [*PROMPT, 66, 67], PROMPT[:9]):
+            engine.reset_prefix_cache()
+            alone[len(prompt)] = submit(engine, prompt, greedy(1, prompt_logprobs=3)).wait().outputs[0].prompt_logprobs
+        engine.reset_prefix_cache()
+        cached = []
+        for prompt in ([*PROMPT, 65], [*PROMPT, 66, 67], PROMPT[:9]):
+            for wanted in (3, 1):
+                result = submit(engine, prompt, greedy(1, prompt_logprobs=wanted)).wait()
+                expected = [replace(score, top=score.top[:wanted]) for score in alone[len(prompt)]]
+                assert list(result.outputs[0].prompt_logprobs) == expected
+                cached.append(result.last.num_cached_tokens)
+        size = len(PROMPT)
+        assert cached == [0, size - 1, size - 1, size, 7, 7], "all but the last scored token, whose logits are needed"
+
+
+def test_a_prompt_can_be_scored_alone(engine: Engine) -> None:
+    generated = engine.stats().generation_tokens
+    result = submit(engine, PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=0)).wait()
+    assert (result.tokens, result.text, result.last.finish_reason) == ([], "", "length")
+    assert len(result.last.prompt_logprobs) == len(PROMPT) - 1
+    assert engine.stats().generation_tokens == generated
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        SamplingParams(max_tokens=0)
+
+
+def test_nothing_ends_a_text_too_early(engine: Engine) -> None:
+    wants_to_end = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}
+    result = submit(engine, PROMPT, SamplingParams(**wants_to_end, min_tokens=6)).wait()
+    assert (len(result.tokens), result.tokens[-1], result.last.finish_reason) == (7, 257, "stop")
+    free = submit(engine, PROMPT, greedy(20)).wait()
+    stop = submit(engine, PROMPT, greedy(20, min_tokens=9, stop_token_ids=tuple(set(free.tokens)))).wait()
+    assert len(stop.tokens) == 10
+    assert not set(stop.tokens[:9]) & set(free.tokens)
+    late = submit(engine, PROMPT, greedy(20, min_tokens=19, stop=(free.text[0],))).wait()
+    assert late.text[:1] == free.text[:1], "a stop string found too early does not end the text"
+    with pytest.raises(ValueError, match="min_tokens is 21"):
+        greedy(20, min_tokens=21)
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+@pytest.mark.parametrize("extra", [0, 5], ids=["block boundary", "inside a block"])
+def test_samples_get_the_bits_they_get_alone(index: str, extra: int, tiny_model: Callable[[str], Path]) -> None:
+    prompt = [*PROMPT[:16], *[3] * extra]
+    params = SamplingParams(temperature=1.0, max_tokens=9, seed=5, logprobs=2, ignore_eos=True, prompt_logprobs=1)
+    with running_engine(model=str(tiny_model("llama")), num_blocks=64, block_size=8, index=index) as engine:
+        alone = [engine.generate([prompt], replace(params, seed=5 + i))[0] for i in range(4)]
+        engine.reset_prefix_cache()
+        queried = engine.stats().prefix_cache_queries
+        together = engine.sample(prompt, params, 4)
+        assert engine.stats().prefix_cache_queries == queried + len(prompt), "the others branched off the first"
+        for one, other in zip(alone, together, strict=True):
+            assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+            assert one.prompt_logprobs == other.prompt_logprobs
+        assert len({tuple(other.token_ids) for other in together}) > 1
+        assert_nothing_leaked(engine)
+
+
+def test_a_sample_of_another_prompt_is_a_request_of_its_own(engine: Engine) -> None:
+    first, other = submit(engine, PROMPT, greedy(9)), Result("other")
+    engine.submit(GenerationRequest("other", PROMPT[::-1], greedy(9), sample_of=first.request_id), other.take)
+    assert other.wait().tokens == submit(engine, PROMPT[::-1], greedy(9)).wait().tokens
+    first.wait()
+
+
+def test_stops_are_bounded() -> None:
+    with pytest.raises(ValueError, match="stop holds 65 strings"):
+        SamplingParams(stop=("a",) * 65)
+    with pytest.raises(ValueError, match="a string of 1025 characters"):
+        SamplingParams(stop=("a" * 1025,))
 
 
 def test_a_seed_fixes_a_requests_samples_in_any_company(engine: Engine) -> None:

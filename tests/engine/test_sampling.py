@@ -8,14 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caudex.engine.sampling import SamplingRow, sample, uniform
+from caudex.engine.sampling import SamplingRow, logit_bias, sample, uniform
 from caudex.engine.types import SamplingParams
 
 VOCAB = 97
 
 
-def make_row(params: SamplingParams, seed: int = 0, position: int = 0, output: list[int] | None = None) -> SamplingRow:
-    return SamplingRow(params, seed, position, np.arange(3, dtype=np.int32), output or [])
+def make_row(
+    params: SamplingParams,
+    seed: int = 0,
+    position: int = 0,
+    output: list[int] | None = None,
+    banned: tuple[int, ...] = (),
+) -> SamplingRow:
+    prompt = np.arange(3, dtype=np.int32)
+    return SamplingRow(params, seed, position, prompt, output or [], bias=logit_bias(params), banned=banned)
 
 
 def params_strategy() -> st.SearchStrategy[SamplingParams]:
@@ -107,6 +114,22 @@ def test_logprobs_are_the_models_own() -> None:
     assert token.logprob is not None
     assert token.logprob.logprob == expected[9].item()
     assert [value for _, value in token.logprob.top] == expected.topk(3).values.tolist()
+
+
+def test_a_banned_token_is_not_chosen_whatever_its_bias() -> None:
+    logits = torch.randn(2, VOCAB)
+    params = SamplingParams(temperature=0.0, logit_bias={9: 100.0})
+    chosen = sample(logits, [make_row(params), make_row(params, banned=(9, 11))])
+    assert chosen[0].token_id == 9
+    assert chosen[1].token_id not in (9, 11)
+
+
+def test_a_rank_counts_what_is_likelier() -> None:
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    params = SamplingParams(temperature=0.0, logprobs=1, logit_bias={VOCAB - 4: 100.0})
+    token = sample(logits, [make_row(params)])[0]
+    assert token.logprob is not None
+    assert (token.token_id, token.logprob.rank, token.logprob.top[0][0]) == (VOCAB - 4, 4, VOCAB - 1)
 
 
 def test_penalties_lower_what_was_said() -> None:

@@ -15,7 +15,7 @@ from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.waiting_queue import WaitingQueue
 
-from .virtual_engine import VOCAB, VirtualEngine, expected_output
+from .virtual_engine import VOCAB, VirtualEngine, expected_output, expected_scores
 
 
 def make_engine(
@@ -54,6 +54,8 @@ def assert_all_right(engine: VirtualEngine, states: list[SequenceState]) -> None
     assert set(engine.finished) | engine.aborted == {state.request_id for state in states}
     for state in engine.finished.values():
         assert state.output == expected_output(state.prompt, state.namespace, state.max_output_tokens)
+        if state.num_alternatives is not None:
+            assert state.prompt_scores == expected_scores(state.prompt, state.namespace, state.num_alternatives)
     cache = engine.cache
     assert cache.num_pinned_blocks == 0
     assert cache.num_free_blocks + cache.num_cached_blocks == cache.num_blocks
@@ -108,16 +110,21 @@ def test_random_traffic(
         if len(states) < num_requests and rng.random() < 0.5:
             prompt = rng.choice(stems)[: rng.randrange(1, 20)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(8))]
             prompt = prompt or [0]
-            state = make_state(
-                len(states),
-                prompt,
-                rng.randrange(1, longest - len(prompt) + 1 if rng.random() < 0.2 else 8),
-                namespace=rng.choice(["", "", "tenant"]),
-                priority=rng.choice([0, 0, 0, 1]),
-                scores_prompt=rng.random() < 0.1,
-            )
-            states.append(state)
-            engine.submit(state)
+            namespace, priority, leader = rng.choice(["", "", "tenant"]), rng.choice([0, 0, 0, 1]), None
+            num_alternatives = rng.choice([0, 1, 3]) if rng.random() < 0.3 else None
+            for _ in range(rng.randrange(2, 5) if rng.random() < 0.3 else 1):
+                state = make_state(
+                    len(states),
+                    prompt,
+                    rng.randrange(1, longest - len(prompt) + 1 if rng.random() < 0.2 else 8),
+                    namespace=namespace,
+                    priority=priority,
+                    num_alternatives=num_alternatives,
+                    leader=leader,
+                )
+                leader = leader or state
+                states.append(state)
+                engine.submit(state)
         alive = [s for s in states if s.request_id not in engine.finished and s.request_id not in engine.aborted]
         if alive and rng.random() < 0.05:
             engine.abort(rng.choice(alive))
@@ -249,6 +256,102 @@ def test_preemption_loses_no_more_than_the_tail() -> None:
     assert engine.scheduler.num_preemptions > 0
     assert states[0].num_preemptions == 0, "the oldest is never preempted"
     assert engine.scheduler.num_queried_tokens == 27, "look-ups of resumed requests are not counted"
+
+
+def test_samples_branch_off_where_their_prompt_ends() -> None:
+    """One computes the prompt; the others take no token of any step until they have one to go on from."""
+    engine = make_engine(100, max_num_seqs=8, token_budget=16)
+    prompt = random_tokens(1, 42)
+    leader = make_state(0, prompt, 3)
+    states = submit_all(engine, [leader, *(make_state(i, prompt, 3, leader=leader) for i in range(1, 6))])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_forks == 5
+    assert engine.num_computed_tokens == 42 + 6 * 2
+    assert engine.scheduler.num_queried_tokens == 42, "what branches off is not looked up"
+
+
+def test_samples_that_find_no_room_are_served_later() -> None:
+    engine = make_engine(100, max_num_seqs=3, token_budget=16)
+    prompt = random_tokens(1, 42)
+    leader = make_state(0, prompt, 9)
+    states = submit_all(engine, [leader, *(make_state(i, prompt, 9, leader=leader) for i in range(1, 6))])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_forks == 2
+
+
+def test_a_sample_survives_the_request_it_would_branch_off() -> None:
+    engine = make_engine(100, max_num_seqs=8, token_budget=16)
+    prompt = random_tokens(1, 42)
+    leader = make_state(0, prompt, 3)
+    states = submit_all(engine, [leader, make_state(1, prompt, 3, leader=leader)])
+    engine.step()
+    engine.abort(leader)
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_computed_tokens == 42 + 2, "what the first had computed is not computed again"
+
+
+def test_samples_let_no_overdue_or_more_urgent_request_wait() -> None:
+    for others in ({"priority": -1}, {}):
+        engine = make_engine(100, max_num_seqs=2, token_budget=64, max_overtakes=0)
+        prompt = random_tokens(1, 20)
+        leader = make_state(0, prompt, 2)
+        waiting = make_state(1, random_tokens(2, 20), 2, **others)
+        late = make_state(2, prompt, 2, leader=leader)
+        submit_all(engine, [leader])
+        engine.scheduler._max_num_seqs = 1
+        submit_all(engine, [waiting, late])
+        step = engine.step()
+        engine.scheduler._max_num_seqs = 2
+        assert not step.forks
+        run_to_end(engine)
+        assert [state.arrival for state in engine.admissions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_scored_beginning_is_not_computed_again(index: str) -> None:
+    """Four prompts over one beginning, as a benchmark of multiple choices sends them: all scored, one at a time."""
+    engine = make_engine(100, max_num_seqs=1, token_budget=64, index=index)
+    shared = random_tokens(1, 40)
+    states = submit_all(engine, [make_state(i, [*shared, i, 1], 1, num_alternatives=1) for i in range(4)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_computed_tokens == 42 + 3 * 3, "the last scored token, whose logits score the next, and two more"
+
+
+def test_scoring_waits_for_the_scores_of_another() -> None:
+    engine = make_engine(100, max_num_seqs=4, token_budget=16)
+    shared = random_tokens(1, 40)
+    states = submit_all(engine, [make_state(i, [*shared, i, 1], 1, num_alternatives=1) for i in range(4)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_computed_tokens == 42 + 3 * 3
+
+
+def test_scores_with_too_few_alternatives_are_found_anew() -> None:
+    engine = make_engine(100, max_num_seqs=1, token_budget=64)
+    prompt = random_tokens(1, 40)
+    states = submit_all(
+        engine, [make_state(i, prompt, 1, num_alternatives=wanted) for i, wanted in enumerate((1, 2, 0))]
+    )
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_computed_tokens == 40 + 40 + 2
+
+
+def test_evicted_scores_are_forgotten() -> None:
+    """A block that is taken for other tokens brings no scores of the old ones."""
+    engine = make_engine(12, max_num_seqs=1, token_budget=64)
+    prompts = [random_tokens(seed, 40) for seed in range(4)]
+    states = []
+    for turn in range(12):
+        wanted = [None, 0][turn % 2] if turn > 3 else 0
+        states.append(make_state(turn, prompts[turn * 3 % 4], 1, num_alternatives=wanted))
+    submit_all(engine, states)
+    run_to_end(engine)
+    assert_all_right(engine, states)
 
 
 def test_a_failed_step_takes_back_what_it_promised() -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from caudex.cache import PrefixCache
+from caudex.cache import BlockCopy, PrefixCache
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.step import Step
+from caudex.engine.types import TokenLogprob
 
 VOCAB = 4
 
@@ -36,6 +37,16 @@ def expected_output(prompt: np.ndarray, namespace: str, length: int) -> list[int
     return output
 
 
+def expected_scores(tokens: np.ndarray, namespace: str, num_alternatives: int) -> list[TokenLogprob]:
+    """What scoring tokens 1, 2 ... finds in this world: numbers that stand for the whole prefix."""
+    scores = []
+    for token, identity in zip(tokens[1:].tolist(), prefix_identities(tokens, namespace)[1:], strict=True):
+        number = float(np.float32(identity % 10_007))
+        top = tuple((token + place, number - place) for place in range(num_alternatives))
+        scores.append(TokenLogprob(token, number, 1 + identity % 7, top))
+    return scores
+
+
 @dataclass
 class VirtualEngine:
     """Runs steps of a scheduler and checks each one against what a model would have read and written."""
@@ -50,6 +61,7 @@ class VirtualEngine:
     admissions: list[SequenceState] = field(default_factory=list)
     num_steps: int = 0
     num_computed_tokens: int = 0
+    num_forks: int = 0
 
     def submit(self, state: SequenceState) -> None:
         self.scheduler.add(state)
@@ -69,18 +81,22 @@ class VirtualEngine:
         assert step.num_tokens == sum(chunk.num_tokens for chunk in step.chunks)
         if self.scheduler.has_requests:
             assert step.chunks, "a step with requests and nothing to do"
-        self._copy(step)
+        self._copy(step.copies)
         self._write(step)
         self._read(step)
+        self._score(step)
         self.scheduler.complete(step)
+        self._copy(step.fork_copies)
+        self.admissions += [state for _, state in step.forks]
+        self.num_forks += len(step.forks)
         self._sample(step)
         self.scheduler.check_invariants()
         self.cache.check_invariants()
         return step
 
-    def _copy(self, step: Step) -> None:
+    def _copy(self, copies: list[BlockCopy]) -> None:
         size = self.cache.block_size
-        for copy in step.copies:
+        for copy in copies:
             for offset in range(copy.num_slots):
                 self.slots[copy.dst * size + offset] = self.slots[copy.src * size + offset]
 
@@ -102,8 +118,18 @@ class VirtualEngine:
                     f"{chunk.state.request_id} would read another prefix's KV at position {position}"
                 )
 
+    def _score(self, step: Step) -> None:
+        for chunk in step.chunks:
+            state = chunk.state
+            if state.is_scoring:
+                assert len(state.prompt_scores) == chunk.start
+                scores = expected_scores(state.prompt, state.namespace, state.num_alternatives or 0)
+                scores = scores[chunk.start : chunk.end]
+                state.prompt_scores += scores
+                self.scheduler.scores.keep(state.block_table, chunk.start + 1, scores)
+
     def _sample(self, step: Step) -> None:
-        for state in [chunk.state for chunk in step.chunks if chunk.samples]:
+        for state, _ in step.sampling_places():
             state.output.append(next_token(prefix_identities(state.tokens(), state.namespace)[-1]))
             if state.num_output_left == 0:
                 self.scheduler.finish(state)

@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -64,6 +65,7 @@ class _PendingCompletion:
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
             logprobs=tuple(logprob for output in self._outputs for logprob in output.logprobs),
+            prompt_logprobs=self._outputs[0].prompt_logprobs,
         )
 
 
@@ -201,13 +203,38 @@ class Engine:
                 session_id=request.session_id,
                 adapter=request.adapter,
                 priority=request.priority,
-                scores_prompt=request.sampling.prompt_logprobs is not None,
+                num_alternatives=request.sampling.prompt_logprobs,
             )
             self._num_submitted += 1
             stream = OutputStream(
                 request, state, on_output, self.tokenizer, self._eos_token_ids, self.config.seed, matcher
             )
             self._loop.commands.put(Submit(stream))
+
+    def sample(
+        self, prompt: str | Sequence[int], sampling: SamplingParams, num_samples: int, *, namespace: str = ""
+    ) -> list[Completion]:
+        """Several samples of one prompt, which is computed once and from whose end they branch off.
+
+        With a seed, sample i has the seed plus i.
+
+        Raises:
+            GenerationError, ValueError, EngineDeadError: as `generate`.
+        """
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        leader = uuid.uuid4().hex
+        pending = [_PendingCompletion() for _ in range(num_samples)]
+        for index, completion in enumerate(pending):
+            seed = None if sampling.seed is None else sampling.seed + index
+            request = GenerationRequest(
+                leader if not index else uuid.uuid4().hex,
+                token_ids,
+                replace(sampling, seed=seed),
+                namespace,
+                sample_of=leader if index else None,
+            )
+            self.submit(request, completion.take)
+        return [completion.wait() for completion in pending]
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams, *, namespace: str = ""

@@ -10,15 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from caudex.cache import PrefixCache
 from caudex.engine.grammar import GrammarError
 from caudex.engine.output_stream import OutputStream
 from caudex.engine.runner import ModelRunner
-from caudex.engine.sampling import SampledToken, sample
+from caudex.engine.sampling import SampledToken, sample, score
 from caudex.engine.scheduler import Scheduler
-from caudex.engine.step import Step
+from caudex.engine.sequence_state import SequenceState
+from caudex.engine.step import ScheduledChunk, Step, copy_rows
 from caudex.engine.types import EngineStats, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -124,6 +126,7 @@ class EngineLoop:
         match command:
             case Submit(stream):
                 self._streams[stream.request.request_id] = stream
+                stream.state.leader = self._leader(stream)
                 self._scheduler.add(stream.state)
             case Abort(request_id):
                 self._abort(request_id)
@@ -134,6 +137,13 @@ class EngineLoop:
                 self._stopping = True
                 for request_id in [] if drain else list(self._streams):
                     self._abort(request_id)
+
+    def _leader(self, stream: OutputStream) -> SequenceState | None:
+        """The request that this one branches off, if it is still there and of the same prompt."""
+        leader = self._streams.get(stream.request.sample_of or "")
+        if leader is None or not leader.state.same_cache(stream.state):
+            return None
+        return leader.state if np.array_equal(leader.state.prompt, stream.state.prompt) else None
 
     def _abort(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
@@ -147,34 +157,46 @@ class EngineLoop:
             if not step.num_preempted:
                 self._fail_unservable()
             return
-        streams = [self._streams[chunk.state.request_id] for chunk in step.chunks if chunk.samples]
         try:
-            tokens = self._compute(step, streams)
+            sampled = self._compute(step)
         except Exception as error:
             self._fail(step, error)
             return
         self._failures_in_a_row = 0
-        self._scheduler.complete(step)
-        self._num_generated_tokens += len(tokens)
-        for stream, token in zip(streams, tokens, strict=True):
+        for stream, token in sampled:
             self._push(stream, token)
+            self._num_generated_tokens += bool(stream.state.output)
 
-    def _compute(self, step: Step, streams: list[OutputStream]) -> list[SampledToken]:
-        """Run the model on a step's tokens and sample for `streams`, which are those of its chunks that sample."""
+    def _compute(self, step: Step) -> list[tuple[OutputStream, SampledToken]]:
+        """Run the model on a step's tokens, and sample one for every request that is due one."""
         if step.copies:
-            self._runner.copy_blocks(step.copy_rows())
+            self._runner.copy_blocks(copy_rows(step.copies))
         logits = self._runner.run(step.batch())
-        if len(logits) > len(streams):
+        if any(chunk.state.is_scoring for chunk in step.chunks):
             logits = self._score_prompts(step, logits)
-        return sample(logits, [stream.sampling_row() for stream in streams])
+        self._scheduler.complete(step)
+        if step.fork_copies:
+            self._runner.copy_blocks(copy_rows(step.fork_copies))
+        if step.forks:
+            logits = logits[[place for _, place in step.sampling_places()]]
+        streams = [self._streams[state.request_id] for state, _ in step.sampling_places()]
+        return list(zip(streams, sample(logits, [stream.sampling_row() for stream in streams]), strict=True))
 
     def _score_prompts(self, step: Step, logits: Tensor) -> Tensor:
-        """Give the streams that want it the logits of their prompts; the rows that are left are sampled from."""
+        """Score the tokens of the prompts that are to be; the rows that are left are sampled from."""
         spans = step.logit_spans()
         for chunk, start, end in spans:
             if chunk.state.is_scoring:
-                self._streams[chunk.state.request_id].push_prompt(chunk.start, logits[start:end])
+                self._score_chunk(chunk, logits[start:end])
         return logits[[end - 1 for chunk, _, end in spans if chunk.samples]]
+
+    def _score_chunk(self, chunk: ScheduledChunk, logits: Tensor) -> None:
+        """Each row of a chunk's logits scores the token after it; the last of a prompt's none."""
+        state, first = chunk.state, chunk.start + 1
+        targets = state.prompt[first : first + len(logits)]
+        scores = score(logits[: len(targets)], targets, state.num_alternatives or 0)
+        state.prompt_scores += scores
+        self._scheduler.scores.keep(state.block_table, first, scores)
 
     def _push(self, stream: OutputStream, token: SampledToken) -> None:
         """Give a stream its token; an owner whose callback raises is gone, and its request is aborted."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from torch import Tensor
-
-from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatcher
+from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatch, StopMatcher
 from caudex.engine.grammar import GrammarMatcher
-from caudex.engine.sampling import SampledToken, SamplingRow, score
+from caudex.engine.sampling import SampledToken, SamplingRow, logit_bias
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.tokenizer import Tokenizer
-from caudex.engine.types import FinishReason, GenerationRequest, OutputCallback, RequestOutput, TokenLogprob
+from caudex.engine.types import FinishReason, GenerationRequest, OutputCallback, RequestOutput
 
 
 class OutputStream:
@@ -36,8 +34,9 @@ class OutputStream:
         self.state = state
         self.finish_reason: FinishReason | None = None
         self._on_output = on_output
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self._has_prompt_scores = params.prompt_logprobs is not None
         self._grammar = grammar
+        self._bias = logit_bias(params)
         self._end_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
@@ -47,19 +46,23 @@ class OutputStream:
 
     def sampling_row(self) -> SamplingRow:
         """How this request's next token is to be sampled."""
-        output = self.state.output
-        return SamplingRow(self.request.sampling, self._seed, len(output), self.state.prompt, output, self._grammar)
-
-    def push_prompt(self, start: int, logits: Tensor) -> None:
-        """Take the logits of prompt tokens from `start` on; each scores the token after it."""
-        wanted = self.request.sampling.prompt_logprobs
-        targets = self.state.prompt[start + 1 : start + 1 + len(logits)]
-        if wanted is not None and len(targets):
-            del self._prompt_logprobs[start:]
-            self._prompt_logprobs += score(logits[: len(targets)], targets, wanted)
+        output, params = self.state.output, self.request.sampling
+        return SamplingRow(
+            params,
+            self._seed,
+            len(output),
+            self.state.prompt,
+            output,
+            self._grammar,
+            self._bias,
+            self._end_token_ids if len(output) < params.min_tokens else (),
+        )
 
     def push(self, token: SampledToken) -> None:
-        """Take the next token and give its owner what it adds."""
+        """Take the next token and give its owner what it adds; of a request that is only scored, the end."""
+        if not self.state.max_output_tokens:
+            self._give("", "length")
+            return
         self.state.output.append(token.token_id)
         text, reason, stop_reason = self._advance(token.token_id)
         self._give(text, reason, stop_reason, [token])
@@ -75,7 +78,7 @@ class OutputStream:
             return self._rest(), "stop", token_id if explicit else None
         if self._grammar is not None:
             self._grammar.accept(token_id)
-        match = self._stops.push(self._detokenizer.push(token_id))
+        match = self._match_stops(self._detokenizer.push(token_id))
         if match.stop is not None:
             return match.text, "stop", match.stop
         if self._grammar is not None and self._grammar.is_finished:
@@ -83,6 +86,11 @@ class OutputStream:
         if self.state.num_output_left > 0:
             return match.text, None, None
         return match.text + self._rest(), "length", None
+
+    def _match_stops(self, text: str) -> StopMatch:
+        """Look for stop strings, unless it is too early for one."""
+        early = len(self.state.output) < self.request.sampling.min_tokens
+        return StopMatch(text) if early else self._stops.push(text)
 
     def _rest(self) -> str:
         match = self._stops.push(self._detokenizer.flush())
@@ -98,6 +106,7 @@ class OutputStream:
     ) -> None:
         tokens = tokens or []
         self.finish_reason = reason
+        scores, self._has_prompt_scores = self._has_prompt_scores, False
         self._on_output(
             RequestOutput(
                 request_id=self.request.request_id,
@@ -110,10 +119,9 @@ class OutputStream:
                 stop_reason=stop_reason,
                 logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
                 error=error,
-                prompt_logprobs=tuple(self._prompt_logprobs),
+                prompt_logprobs=tuple(self.state.prompt_scores) if scores else (),
             )
         )
-        self._prompt_logprobs.clear()
 
 
 def _request_seed(base_seed: int, request_id: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,11 +25,20 @@ _LARGEST_LOGIT = np.float32(1e30)
 
 
 @dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What is added to the logits of single tokens."""
+
+    token_ids: NDArray[np.int64]
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRow:
     """What one row of logits is sampled with: nothing here depends on the rest of the batch.
 
     `seed` and `position` (index of the new token in its output) name the random number, so a request that was
-    preempted, or served beside others, draws the same ones.
+    preempted, or served beside others, draws the same ones. `bias` is that of `params`, as arrays; `banned` tokens
+    cannot be chosen, unless the grammar allows nothing else.
     """
 
     params: SamplingParams
@@ -38,6 +47,16 @@ class SamplingRow:
     prompt: Int32Array
     output: Sequence[int]
     grammar: GrammarMatcher | None = None
+    bias: LogitBias | None = None
+    banned: Collection[int] = ()
+
+
+def logit_bias(params: SamplingParams) -> LogitBias | None:
+    """The bias of `params` as arrays, made once a request; None if it has none."""
+    if not params.logit_bias:
+        return None
+    token_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
+    return LogitBias(token_ids, np.fromiter(params.logit_bias.values(), dtype=np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +92,30 @@ def _adjust(logits: FloatArray, rows: Sequence[SamplingRow]) -> FloatArray:
     adjusted = logits.copy()
     for index in touched:
         _penalise(adjusted[index], rows[index])
-        for token_id, bias in rows[index].params.logit_bias.items():
-            adjusted[index, token_id] += np.float32(bias)
-        grammar = rows[index].grammar
-        if grammar is not None:
-            adjusted[index, ~grammar.allowed()] = -np.inf
+        bias = rows[index].bias
+        if bias is not None:
+            adjusted[index, bias.token_ids] += bias.values
+        _forbid(adjusted[index], rows[index])
     return adjusted
+
+
+def _forbid(logits: FloatArray, row: SamplingRow) -> None:
+    """Leave one row the tokens that its grammar allows, in place, and of those the ones that are not banned."""
+    if row.grammar is not None:
+        logits[~row.grammar.allowed()] = -np.inf
+    if row.banned:
+        banned = list(row.banned)
+        kept = logits[banned].copy()
+        logits[banned] = -np.inf
+        if logits.max() == -np.inf:
+            logits[banned] = kept
 
 
 def _has_adjustments(row: SamplingRow) -> bool:
     params = row.params
     return bool(
-        params.logit_bias
+        row.bias is not None
+        or row.banned
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
@@ -203,7 +234,8 @@ def token_logprob(logprobs: FloatArray, token_id: int, num_top: int) -> TokenLog
     """One token's log-probability and the `num_top` most likely tokens with theirs."""
     best = _most_likely(logprobs, num_top, 0.0)[:num_top] if num_top else np.empty(0, dtype=np.int64)
     top = tuple((int(other), float(logprobs[other])) for other in best)
-    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+    rank = 1 + int(np.count_nonzero(logprobs > logprobs[token_id]))
+    return TokenLogprob(token_id, float(logprobs[token_id]), rank, top)
 
 
 def uniform(seed: int, position: int) -> float:

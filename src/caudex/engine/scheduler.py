@@ -10,6 +10,7 @@ import numpy as np
 
 from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, SessionHints
 from caudex.engine.batch import Int32Array
+from caudex.engine.prompt_scores import PromptScores
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.session_pins import SessionPins
 from caudex.engine.step import ScheduledChunk, Step
@@ -63,6 +64,12 @@ class Scheduler:
     least one block: computing the same tokens a second time would only slow the first. It cannot wait in vain: the
     other is running, so it gets on at every step or is gone.
 
+    A further sample of a request waits for it in the same way and branches off in the step that ends their prompt: it
+    shares all blocks, copies the last if the prompt ends inside it, and samples from the same logits. Where there is no
+    room for that, or an older request is overdue, it is admitted later like any other.
+
+    A prompt that is scored is computed from the first token on whose score is not known (see `PromptScores`).
+
     Bounds: an admitted request advances at every step in which the older ones' prompts leave room in the budget; at
     most `max_overtakes` younger requests are admitted before a waiting one.
     """
@@ -83,6 +90,7 @@ class Scheduler:
         self._shares = shares
         self._forecast = OutputForecast()
         self._written: set[int] = set()
+        self.scores = PromptScores(cache.num_blocks, cache.block_size)
         self.waiting = WaitingQueue(max_overtakes)
         self.pins = SessionPins(cache)
         self.running: list[SequenceState] = []
@@ -97,6 +105,8 @@ class Scheduler:
     def add(self, state: SequenceState) -> None:
         """Queue a new request."""
         self.waiting.add(state)
+        if state.leader is not None:
+            state.leader.samples.append(state)
 
     def finish(self, state: SequenceState) -> None:
         """Let go of a request, waiting or running; what it has computed stays cached."""
@@ -108,7 +118,7 @@ class Scheduler:
 
     def fail(self, step: Step) -> list[SequenceState]:
         """Let go of every request of a step that raised, and of all cached KV, as some of it was never written."""
-        failed = [chunk.state for chunk in step.chunks]
+        failed = [*(chunk.state for chunk in step.chunks), *(state for _, state in step.forks)]
         for state in failed:
             self.running.remove(state)
             self._release(state, keep=False)
@@ -128,9 +138,13 @@ class Scheduler:
         return step
 
     def complete(self, step: Step) -> None:
-        """Note that a step's KV is written: full blocks of generated tokens can be matched from now on."""
+        """Note that a step's KV is written: full blocks of generated tokens can be matched from now on.
+
+        Further samples of requests whose prompt ends in this step branch off, and join `step.forks`.
+        """
         if not self._shares:
             return
+        self._fork_samples(step)
         states = [chunk.state for chunk in step.chunks]
         full = [state for state in states if state.num_computed - state.num_committed >= self._block_size]
         if full:
@@ -154,7 +168,9 @@ class Scheduler:
             step.copies.extend(copies)
             for state in grown:
                 state.num_allocated += 1
+                num_held = len(state.block_table)
                 state.block_table = state.running_sequence().block_table
+                self.scores.forget(state.block_table[num_held:])
             return
 
     def _make_room(self, step: Step) -> None:
@@ -204,6 +220,39 @@ class Scheduler:
         state.sequence = None
         state.num_computed = state.num_committed = state.num_allocated = 0
 
+    def _fork_samples(self, step: Step) -> None:
+        """Let waiting samples of the requests whose prompts this step completed branch off."""
+        for chunk in step.chunks:
+            leader = chunk.state
+            if not chunk.samples or leader.output:
+                continue
+            for state in leader.samples:
+                if state.request_id in self.waiting and self._may_fork(state) and self._fork(step, leader, state):
+                    step.forks.append((chunk, state))
+
+    def _may_fork(self, state: SequenceState) -> bool:
+        return len(self.running) < self._max_num_seqs and not self.waiting.has_better(state) and self._fits(state, 1)
+
+    def _fork(self, step: Step, leader: SequenceState, state: SequenceState) -> bool:
+        """Admit a waiting sample of `leader`'s prompt with all that is computed of it; False if the pool is full."""
+        self._commit(leader)
+        try:
+            sequence = leader.running_sequence().fork()
+        except OutOfBlocks:
+            return False
+        copies = sequence.allocate(state.num_tokens)
+        state.sequence = sequence
+        state.num_computed = state.num_committed = state.num_allocated = leader.num_computed
+        state.block_table = sequence.block_table
+        state.prompt_scores = list(leader.prompt_scores)
+        self.scores.forget(state.block_table[leader.num_computed // self._block_size :])
+        self.scores.copy(copies)
+        step.fork_copies.extend(copies)
+        self.waiting.admit(state.request_id)
+        self.running.append(state)
+        state.num_cached = leader.num_cached
+        return True
+
     def _admit_waiting(self, step: Step) -> None:
         if not len(self.waiting) or not self._has_room(step):
             return
@@ -244,7 +293,10 @@ class Scheduler:
         tokens = state.tokens()
         match = self._cache.match(tokens, state.namespace, tenant=state.tenant)
         self.waiting.set_share(state, match.num_tokens / len(tokens))
-        return match.num_tokens, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
+        num_useful = match.num_tokens
+        if state.is_scoring:
+            num_useful = self.scores.count(match.blocks, match.num_whole, state.num_alternatives or 0)
+        return num_useful, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
 
     def _num_pinned(self, blocks: Int32Array) -> int:
         """How many of `blocks` running requests or kept sessions hold already."""
@@ -254,20 +306,24 @@ class Scheduler:
         return int(np.isin(blocks, np.concatenate(held)).sum())
 
     def _may_start(self, state: SequenceState, num_cached: int, overdue: bool) -> bool:
-        return overdue or state.is_scoring or not self._awaits_prefix(state, num_cached)
+        if overdue:
+            return True
+        if state.awaits_leader and self._shares:
+            return False
+        return not self._awaits_prefix(state, num_cached)
 
     def _awaits_prefix(self, state: SequenceState, num_cached: int) -> bool:
         """Whether a running request is about to compute at least a block of what `state` would have to compute."""
         return self._shares and any(
             self._num_to_come(state, other) - num_cached >= self._block_size
             for other in self.running
-            if other.num_uncomputed > 0 and other.same_cache(state)
+            if other.num_useful(state) < len(other.prompt) and other.same_cache(state)
         )
 
     def _num_to_come(self, state: SequenceState, other: SequenceState) -> int:
         """Leading tokens of `state` that `other` has computed or will, or 0 if it has computed them all already."""
         common = min(_common_length(state.prompt, other.prompt), state.num_tokens - 1)
-        return common if common > other.num_computed else 0
+        return common if common > other.num_useful(state) else 0
 
     def _start(self, step: Step, state: SequenceState, num_blocks: int) -> bool:
         """Pin what is cached of a waiting request and allocate the rest; False and no change if it has to wait."""
@@ -306,9 +362,18 @@ class Scheduler:
         state.sequence = sequence
         state.num_allocated = len(tokens)
         state.num_committed = sequence.num_cached_tokens
-        state.num_computed = 0 if state.is_scoring else state.num_committed
         state.block_table = sequence.block_table
+        self.scores.forget(state.block_table[state.num_committed // self._block_size :])
+        self.scores.copy(copies)
+        state.num_computed = self._num_scored(state) if state.is_scoring else state.num_committed
         return copies
+
+    def _num_scored(self, state: SequenceState) -> int:
+        """Take the known scores of a prompt's beginning; computing begins at the last token that has one."""
+        state.prompt_scores = self.scores.find(
+            state.block_table, state.num_committed, state.prompt, state.num_alternatives or 0
+        )
+        return len(state.prompt_scores)
 
     def _note_admission(self, state: SequenceState) -> None:
         self.waiting.admit(state.request_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caudex.engine.batch import Int32Array
+from caudex.engine.types import TokenLogprob
 
 if TYPE_CHECKING:
     from caudex.cache import Sequence
@@ -28,7 +29,9 @@ class SequenceState:
         arrival: 0, 1, 2 ... in the order of submission; kept through preemptions.
         prompt: the request's token ids.
         max_output_tokens: what the request and the longest allowed length leave room for.
-        scores_prompt: log-probabilities of the prompt are wanted, so all of it is computed once, cached or not.
+        num_alternatives: log-probabilities of the prompt are wanted, with this many alternatives a token; None if not.
+        prompt_scores: those found so far, of tokens 1, 2 ... of the prompt.
+        leader: the request that this one is another sample of; its `samples` has this one.
         output: tokens generated so far.
         num_computed: leading tokens whose KV is in the pool, this step's included once it is scheduled.
         num_cached: prompt tokens found in the cache at the first admission; None before it.
@@ -46,7 +49,10 @@ class SequenceState:
     session_id: str | None = None
     adapter: str | None = None
     priority: int = 0
-    scores_prompt: bool = False
+    num_alternatives: int | None = None
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    leader: SequenceState | None = None
+    samples: list[SequenceState] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
     num_computed: int = 0
@@ -71,8 +77,13 @@ class SequenceState:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether prompt tokens are still to be scored; whatever of them is cached is computed again, to equal KV."""
-        return self.scores_prompt and not self.output
+        """Whether prompt tokens are still to be scored; cached ones without a score are computed again, to equal KV."""
+        return self.num_alternatives is not None and not self.output
+
+    @property
+    def awaits_leader(self) -> bool:
+        """Whether the request that this one will branch off is about to compute their prompt."""
+        return self.leader is not None and self.leader.sequence is not None and not self.leader.output
 
     @property
     def num_output_left(self) -> int:
@@ -95,6 +106,13 @@ class SequenceState:
     def same_cache(self, other: SequenceState) -> bool:
         """Whether what one of the two computes may be shared with the other as a matter of course."""
         return (self.namespace, self.tenant) == (other.namespace, other.tenant)
+
+    def num_useful(self, other: SequenceState) -> int:
+        """How many of this running request's tokens are ready for `other`: computed, or scored if it wants scores."""
+        if not other.is_scoring:
+            return self.num_computed
+        can_tell = self.is_scoring and (self.num_alternatives or 0) >= (other.num_alternatives or 0)
+        return len(self.prompt_scores) + 1 if can_tell else len(self.prompt)
 
     def running_sequence(self) -> Sequence:
         """The pinned cache sequence; only for a running request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -36,10 +37,16 @@ class ScheduledChunk:
 
 @dataclass(slots=True)
 class Step:
-    """One step's chunks, in the order in which they were scheduled, and the block copies to make before it."""
+    """One step's chunks, in the order in which they were scheduled, and the block copies to make before it.
+
+    Once its KV is written, requests may branch off a chunk's (`forks`): they sample from the same logits, and their
+    copies (`fork_copies`) are to be made before the next step.
+    """
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
+    forks: list[tuple[ScheduledChunk, SequenceState]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    fork_copies: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
     num_preempted: int = 0
 
@@ -53,10 +60,12 @@ class Step:
         spans = zip(self.chunks, ends, strict=True)
         return [(chunk, end - chunk.num_logit_rows, end) for chunk, end in spans if chunk.num_logit_rows]
 
-    def copy_rows(self) -> Int32Array:
-        """The copies as rows (source block, target block, slots)."""
-        rows = [(copy.src, copy.dst, copy.num_slots) for copy in self.copies]
-        return np.asarray(rows, dtype=np.int32).reshape(-1, 3)
+    def sampling_places(self) -> list[tuple[SequenceState, int]]:
+        """The requests that get a token, each with its place among the rows of logits of the chunks that sample."""
+        sampling = [chunk for chunk in self.chunks if chunk.samples]
+        places = {id(chunk): place for place, chunk in enumerate(sampling)}
+        own = [(chunk.state, places[id(chunk)]) for chunk in sampling]
+        return own + [(state, places[id(chunk)]) for chunk, state in self.forks]
 
     def batch(self) -> StepBatch:
         """Pack the chunks. Only for a step that has some."""
@@ -74,3 +83,9 @@ class Step:
             adapters=[chunk.state.adapter for chunk in self.chunks],
             logit_rows=np.fromiter(chain.from_iterable(logit_rows), dtype=np.int32),
         )
+
+
+def copy_rows(copies: Sequence[BlockCopy]) -> Int32Array:
+    """Copies as rows (source block, target block, slots)."""
+    rows = [(copy.src, copy.dst, copy.num_slots) for copy in copies]
+    return np.asarray(rows, dtype=np.int32).reshape(-1, 3)

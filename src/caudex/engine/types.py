@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -15,6 +15,13 @@ MAX_LOGPROBS = 20
 
 MAX_CACHE_TTL = 3600.0
 """The longest that a request may ask its blocks to be kept, in seconds."""
+
+MAX_STOPS = 64
+"""The most stop strings of a request. All of them are looked for at every token."""
+
+MAX_STOP_LENGTH = 1024
+"""The longest stop string, in characters; up to as many may be held back from the owner until they are known not to be
+one."""
 
 MAX_PRIORITY = 2**31 - 1
 """Priorities lie between this and its negative."""
@@ -48,7 +55,8 @@ class SamplingParams:
     the same whatever else is in the batch. `stop` strings are cut from the text; `stop_token_ids` and, unless
     `ignore_eos`, the model's end tokens end the request too. `logprobs` asks for that many top alternatives a token;
     they are of the model's own distribution, before temperature, penalties and filters. `prompt_logprobs` asks for the
-    same of the prompt, whose tokens are then all computed, cached or not.
+    same of the prompt; what an earlier request has scored of it is not computed again. With `max_tokens` 0 nothing is
+    generated, only scored. Before `min_tokens` tokens nothing but a finished grammar ends a text.
 
     `presence_penalty` and `frequency_penalty` lower the logits of what was generated (once, or by count);
     `repetition_penalty` divides positive and multiplies negative logits of all that prompt and output hold.
@@ -75,9 +83,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: OutputGrammar | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        check_range("max_tokens", self.max_tokens, 1, None)
+        check_range("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, None)
+        check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         check_range("temperature", self.temperature, 0.0, 100.0)
         check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         check_range("top_k", self.top_k, 0, None)
@@ -91,8 +101,17 @@ class SamplingParams:
         check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
         for token_id, bias in self.logit_bias.items():
             check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
-        if any(not text for text in self.stop):
+        _check_stops(self.stop)
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"stop holds {len(stops)} strings; expected at most {MAX_STOPS}")
+    for text in stops:
+        if not text:
             raise ValueError("stop holds an empty string, which would end every text before it begins")
+        if len(text) > MAX_STOP_LENGTH:
+            raise ValueError(f"stop holds a string of {len(text)} characters; expected at most {MAX_STOP_LENGTH}")
 
 
 def check_range(name: str, value: float, low: float, high: float | None, *, low_open: bool = False) -> None:
@@ -113,6 +132,9 @@ class GenerationRequest:
     far as the engine's `sharing` says. A lower `priority` is served sooner. With a `cache_ttl` above 0 the request's
     blocks stay cached for that many seconds after it ends, within a budget, or until the next request of its
     `session_id` ends. `adapter` names one of the engine's LoRA adapters; each has a cache of its own.
+
+    `sample_of` is the id of a request with the same prompt, namespace, tenant and adapter: this one is another sample
+    of it, and branches off where that prompt ends, if it has not been computed yet.
     """
 
     request_id: str
@@ -124,6 +146,7 @@ class GenerationRequest:
     session_id: str | None = None
     cache_ttl: float = 0.0
     adapter: str | None = None
+    sample_of: str | None = None
 
     def __post_init__(self) -> None:
         check_range("cache_ttl", self.cache_ttl, 0.0, MAX_CACHE_TTL)
@@ -136,10 +159,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A chosen token's log-probability and the most likely alternatives, as (token id, log-probability)."""
+    """A token's log-probability, its rank (1 is the likeliest), and the best alternatives as (id, log-probability)."""
 
     token_id: int
     logprob: float
+    rank: int
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -173,6 +197,7 @@ class Completion:
     num_prompt_tokens: int
     num_cached_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class GenerationError(RuntimeError):

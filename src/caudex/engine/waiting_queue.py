@@ -115,6 +115,11 @@ class WaitingQueue:
         candidates &= score >= score[candidates].max()
         return self._states[_oldest(self._arrival, candidates)]
 
+    def has_better(self, state: SequenceState) -> bool:
+        """Whether a request waits that is overdue and older than `state`, or of a better priority."""
+        overdue = self._present & (self._overtakes >= self._max_overtakes) & (self._arrival < state.arrival)
+        return bool((overdue | (self._present & (self._priority < state.priority))).any())
+
     def is_overdue(self, state: SequenceState) -> bool:
         """Whether no younger request may be admitted before `state` any more."""
         return bool(self._overtakes[self._place[state.request_id]] >= self._max_overtakes)
