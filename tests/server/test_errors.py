@@ -59,9 +59,13 @@ def refusal(answer: httpx.Response, status: int) -> dict:
         ("priority", 2**63, "priority"),
         ("priority", -(2**63), "priority"),
         ("logit_bias", [1], "object"),
-        ("best_of", 3, "3"),
+        ("stop", ["x"] * 65, "65"),
+        ("stop", "x" * 1025, "1025"),
+        ("min_tokens", -1, "-1"),
+        ("min_tokens", 17, "17"),
         ("suffix", "end", "end"),
-        ("prompt_logprobs", 1, "1"),
+        ("prompt_logprobs", 21, "21"),
+        ("prompt_logprobs", -1, "-1"),
         ("use_beam_search", True, "True"),
         ("priority", "high", "int"),
         ("session_id", 5, "str"),
@@ -128,7 +132,6 @@ def test_a_variable_that_is_a_parameter_of_the_rendering(server, name: str) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tool_choice", "required"),
         ("top_logprobs", 3),
         ("chat_template", "{{ messages }}"),
     ],

@@ -73,6 +73,20 @@ def test_a_call_comes_back_as_one(forced) -> None:
     assert (call.function.name, json.loads(call.function.arguments)) == ("look_up", {"q": "x"})
 
 
+def test_one_call_at_a_time_where_more_are_not_wanted(server) -> None:
+    pytest.importorskip("llguidance")
+    for several, number in ((True, 2), (False, 1)):
+        answer = server.openai.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "look it up"}],
+            max_tokens=200,
+            tools=[TOOL],
+            parallel_tool_calls=several,
+            extra_body={"structured_outputs": {"choice": [CALL + CALL]}},
+        )
+        assert len(answer.choices[0].message.tool_calls) == number
+
+
 def test_a_streamed_call_comes_whole_in_one_chunk(forced) -> None:
     chunks = [chunk.choices[0] for chunk in forced(tools=[TOOL], stream=True)]
     (made,) = [call for choice in chunks for call in choice.delta.tool_calls or []]

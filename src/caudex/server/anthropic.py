@@ -28,11 +28,14 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     cache_salt: str | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     request = decode_body(body, MessagesRequest)
     model = service.check_model(request.model)
+    if request.tools:
+        raise APIError("this path takes no tools; /v1/chat/completions does", param="tools")
     system = [{"role": "system", "content": request.system}] if request.system else []
     prompt = service.render_chat(template_messages([*system, *request.messages]))
     allowed = service.tokens_left(len(prompt), request.max_tokens, field="max_tokens")

@@ -13,10 +13,12 @@ from caudex.server import sse
 from caudex.server.conversation import template_messages
 from caudex.server.endpoint import Caller, Choice, Prepared
 from caudex.server.errors import APIError
-from caudex.server.fields import GenerationFields, decode_body, generation_requests
+from caudex.server.fields import GenerationFields, check_prompt_logprobs, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
+from caudex.server.logprobs import prompt_logprobs
 from caudex.server.service import Service, new_id
 from caudex.server.tool_calls import ToolCall, ToolCallReader
+from caudex.server.tools import calls_grammar, forced_functions, functions_of
 from caudex.server.usage import usage
 
 
@@ -27,22 +29,42 @@ class ChatRequest(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def names_function(self) -> bool:
+        """Whether `tool_choice` names the function to call."""
+        return isinstance(self.tool_choice, dict)
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether an answer may have more than one call."""
+        return self.parallel_tool_calls is not False and not self.names_function
+
 
 def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     fields = decode_body(body, ChatRequest)
     model = service.check_model(fields.model)
-    check_tool_choice(fields)
+    check_prompt_logprobs(fields)
+    functions = functions_of(fields.tools or ())
+    forced = forced_functions(fields.tool_choice, functions)
     service.check_choices(fields.num_samples)
     prompt = render(service, fields)
     field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     allowed = service.tokens_left(len(prompt), getattr(fields, field), field=field)
     requests = generation_requests(
-        fields, caller, prompt, max_tokens=allowed, logprobs=num_logprobs(fields), adapter=service.adapter_of(model)
+        fields,
+        caller,
+        prompt,
+        max_tokens=allowed,
+        logprobs=num_logprobs(fields),
+        adapter=service.adapter_of(model),
+        prompt_logprobs=fields.prompt_logprobs,
+        grammar=calls_grammar(forced, many=fields.may_call_several) if forced else None,
     )
     return Prepared(requests, ChatRenderer(service, fields, model, prompt), bool(fields.stream))
 
@@ -60,13 +82,6 @@ def render(service: Service, fields: ChatRequest) -> list[int]:
         continue_final_message=continued,
         variables=fields.chat_template_kwargs,
     )
-
-
-def check_tool_choice(fields: ChatRequest) -> None:
-    if fields.tool_choice not in (None, "auto", "none"):
-        raise APIError(
-            f"tool_choice is {fields.tool_choice!r}; this server supports 'auto' and 'none'", param="tool_choice"
-        )
 
 
 def num_logprobs(fields: ChatRequest) -> int | None:
@@ -120,7 +135,10 @@ class ChatRenderer:
 
     def body(self, choices: list[Choice]) -> bytes:
         rendered = [self._whole_choice(index, choice) for index, choice in enumerate(choices)]
-        answer = {"object": "chat.completion", "choices": rendered, "usage": usage(choices, self._samples)}
+        answer: dict[str, Any] = {"object": "chat.completion", "choices": rendered}
+        answer["usage"] = usage(choices, self._samples)
+        if self._fields.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs, self._token)
         return msgspec.json.encode(self._frame | answer)
 
     @property
@@ -176,14 +194,18 @@ class ChatRenderer:
         calls = [item for item in items if isinstance(item, ToolCall)]
         if said:
             found["content"] = said
+        first = self._num_calls[index]
+        if not self._fields.may_call_several:
+            calls = calls[: 1 - first]
         if calls:
-            first = self._num_calls[index]
             found["tool_calls"] = [call.rendered(first + place) for place, call in enumerate(calls)]
             self._num_calls[index] += len(calls)
         return found
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self._num_calls[index] else reason
+        """As OpenAI has it: `tool_calls` where the model chose to call, `stop` where it was told which function."""
+        chosen = self._num_calls[index] and not self._fields.names_function
+        return "tool_calls" if reason == "stop" and chosen else reason
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self._fields.logprobs:

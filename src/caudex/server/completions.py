@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from caudex.engine.types import GenerationRequest, TokenLogprob
+from caudex.engine.types import GenerationRequest, RequestOutput, TokenLogprob
 from caudex.server import sse
 from caudex.server.endpoint import Caller, Choice, Prepared
 from caudex.server.errors import APIError
-from caudex.server.fields import GenerationFields, decode_body, generation_requests
+from caudex.server.fields import GenerationFields, check_prompt_logprobs, decode_body, generation_requests
 from caudex.server.generation import ChoiceOutput
+from caudex.server.logprobs import prompt_logprobs
 from caudex.server.service import Service, new_id
 from caudex.server.usage import usage
 
@@ -25,7 +27,10 @@ LARGEST_VOCABULARY = 2**31
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """`prompt` may be a string, a list of strings, token ids, or a list of lists of token ids."""
+    """`prompt` may be a string, a list of strings, token ids, or a list of lists of token ids.
+
+    Of `best_of` samples a prompt, the answer has the `n` that the model finds likeliest, token by token.
+    """
 
     prompt: Any = None
     echo: bool | None = False
@@ -34,21 +39,54 @@ class CompletionRequest(GenerationFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
 
+    @property
+    def num_generated(self) -> int:
+        """Samples generated for each prompt.
+
+        Raises:
+            APIError: 400; `best_of` is below `n`, or a choice is to be made after it was streamed.
+        """
+        wanted = self.num_samples
+        generated = wanted if self.best_of is None else self.best_of
+        if generated < wanted:
+            raise APIError(f"best_of is {generated}, less than n, which is {wanted}", param="best_of")
+        if generated > wanted and self.stream:
+            raise APIError(f"best_of is {generated}; samples to choose from cannot be streamed", param="best_of")
+        return generated
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the log-probabilities of an echoed prompt are wanted."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """How many alternatives the prompt's tokens are scored with; None if they are not."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.scores_echo else None]
+        return max((number for number in wanted if number is not None), default=None)
+
 
 def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     fields = decode_body(body, CompletionRequest)
     model = service.check_model(fields.model)
-    if fields.echo and fields.logprobs is not None:
-        raise APIError("echo with logprobs needs prompt log-probabilities; ask for one of them", param="echo")
+    check_prompt_logprobs(fields)
+    num_generated = fields.num_generated
     prompts = token_prompts(service, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
-    service.check_choices(len(prompts) * fields.num_samples)
+    service.check_choices(len(prompts) * num_generated)
     requests: list[GenerationRequest] = []
     completion_id = new_id("cmpl")
     for prompt in prompts:
         asked = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
         allowed = service.tokens_left(len(prompt), asked, field="max_tokens")
         requests += generation_requests(
-            fields, caller, prompt, max_tokens=allowed, logprobs=fields.logprobs, adapter=service.adapter_of(model)
+            fields,
+            caller,
+            prompt,
+            max_tokens=allowed,
+            logprobs=0 if fields.logprobs is None and num_generated > fields.num_samples else fields.logprobs,
+            adapter=service.adapter_of(model),
+            num_samples=num_generated,
+            prompt_logprobs=fields.num_alternatives,
         )
     echoes = [service.engine.tokenizer.decode(prompt) if fields.echo else "" for prompt in prompts]
     renderer = CompletionRenderer(service, fields, completion_id, model, prompts, echoes)
@@ -105,6 +143,7 @@ class CompletionRenderer:
         self._token = service.engine.tokenizer.token
         self._fields = fields
         self._samples = fields.num_samples
+        self._generated = fields.num_generated
         self._frame = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._prompts = prompts
         self._echoes = echoes
@@ -118,7 +157,7 @@ class CompletionRenderer:
         text = self._echoes[item.choice // self._samples] + output.text if first else output.text
         if not text and output.finish_reason is None and not self._shows_tokens:
             return b""
-        rendered = self._choice(item.choice, text, output.token_ids, output.logprobs)
+        rendered = self._choice(item.choice, text, output)
         rendered |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
         return sse.event(self._chunk([rendered]))
 
@@ -131,8 +170,9 @@ class CompletionRenderer:
         return b"data: " + error.body() + b"\n\n" + sse.DONE
 
     def body(self, choices: list[Choice]) -> bytes:
-        rendered = [self._whole_choice(index, choice) for index, choice in enumerate(choices)]
-        return msgspec.json.encode(self._frame | {"choices": rendered, "usage": usage(choices, self._samples)})
+        kept = best(choices, self._generated, self._samples)
+        rendered = [self._whole_choice(index, choice) for index, choice in enumerate(kept)]
+        return msgspec.json.encode(self._frame | {"choices": rendered, "usage": usage(choices, self._generated)})
 
     @property
     def _shows_tokens(self) -> bool:
@@ -148,32 +188,54 @@ class CompletionRenderer:
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text = self._echoes[index // self._samples] + choice.text
-        rendered = self._choice(index, text, choice.token_ids, choice.logprobs)
+        rendered = self._choice(index, text, choice)
+        if self._fields.prompt_logprobs is not None:
+            rendered["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs, self._token)
         return rendered | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _choice(
-        self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, part: Choice | RequestOutput) -> dict[str, Any]:
+        """What an event's output or a whole choice has in common."""
+        prompt = self._prompts[index // self._samples]
         rendered: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
         if self._fields.logprobs is not None:
-            rendered["logprobs"] = self._logprobs(index, logprobs)
+            first = self._offsets[index] == 0
+            echoed = self._echoed(prompt, part.prompt_logprobs) if first and self._fields.scores_echo else []
+            rendered["logprobs"] = self._logprobs(index, [*echoed, *part.logprobs])
         if self._fields.return_token_ids:
-            rendered |= {"prompt_token_ids": self._prompts[index // self._samples], "token_ids": token_ids}
+            rendered |= {"prompt_token_ids": prompt, "token_ids": part.token_ids}
         return rendered
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._token(entry.token_id) for entry in entries]
+    def _echoed(self, prompt: Sequence[int], scores: Sequence[TokenLogprob]) -> list[TokenLogprob | int]:
+        """The prompt's tokens as `_logprobs` takes them: nothing tells how likely the first one was."""
+        wanted = self._fields.logprobs or 0
+        return [prompt[0], *(replace(score, top=score.top[:wanted]) for score in scores)]
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob | int]) -> dict[str, Any]:
+        """OpenAI's columns; an entry that is a token id has no log-probability."""
+        tokens = [self._token(entry if isinstance(entry, int) else entry.token_id) for entry in entries]
         offsets = []
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [self._alternatives(entry) for entry in entries],
+            "token_logprobs": [None if isinstance(entry, int) else entry.logprob for entry in entries],
+            "top_logprobs": [None if isinstance(entry, int) else self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         """Text to log-probability. Of tokens that look alike (parts of characters do) the likeliest stands for all."""
         return {self._token(token): value for token, value in reversed(entry.top)}
+
+
+def best(choices: Sequence[Choice], num_generated: int, num_wanted: int) -> list[Choice]:
+    """Of every `num_generated` choices, which are one prompt's, the `num_wanted` likeliest a token, likeliest first."""
+    if num_generated == num_wanted:
+        return list(choices)
+    groups = [choices[start : start + num_generated] for start in range(0, len(choices), num_generated)]
+    return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[:num_wanted]]
+
+
+def mean_logprob(choice: Choice) -> float:
+    return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))

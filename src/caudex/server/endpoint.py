@@ -35,6 +35,7 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -44,6 +45,7 @@ class Choice:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         self.num_prompt_tokens = output.num_prompt_tokens
         self.num_cached_tokens = output.num_cached_tokens
         self.finish_reason = output.finish_reason

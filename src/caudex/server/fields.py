@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
-from caudex.engine.types import GenerationRequest, SamplingParams
+from caudex.engine.types import GenerationRequest, OutputGrammar, SamplingParams
 from caudex.server.endpoint import Caller
 from caudex.server.errors import APIError
 from caudex.server.formats import ResponseFormat, StructuredOutputs, output_grammar
@@ -19,10 +20,7 @@ SALT = re.compile(r"[^@/\\\x00]{1,128}")
 """What a `cache_salt` may be: the rule of vLLM, so that a salt that works there works here."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "min_tokens": (None, 0),
     "suffix": (None, ""),
-    "prompt_logprobs": (None,),
     "chat_template": (None,),
     "use_beam_search": (None, False),
 }
@@ -73,7 +71,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
     @property
     def num_samples(self) -> int:
-        """Samples a prompt; `n` checked."""
+        """Choices a prompt; `n` checked."""
         if self.n is not None and self.n < 1:
             raise APIError(f"n is {self.n}; expected at least 1", param="n")
         return self.n or 1
@@ -110,6 +108,16 @@ def refuse_unsupported(fields: GenerationFields) -> None:
             raise APIError(f"{name} is {value!r}, which this server does not support; leave it out", param=name)
 
 
+def check_prompt_logprobs(fields: GenerationFields) -> None:
+    """Raise if log-probabilities of the prompt are to be streamed: they belong to the whole answer."""
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise APIError(
+            f"prompt_logprobs is {fields.prompt_logprobs}, which a streamed answer has no place for; use echo with "
+            "logprobs, or do not stream",
+            param="prompt_logprobs",
+        )
+
+
 def namespace_of(fields: GenerationFields) -> str:
     """The cache namespace a request's salt puts it in; requests of other namespaces never share its blocks."""
     salt = fields.cache_salt
@@ -131,35 +139,51 @@ def generation_requests(
     max_tokens: int,
     logprobs: int | None,
     adapter: str | None,
+    num_samples: int | None = None,
+    prompt_logprobs: int | None = None,
+    grammar: OutputGrammar | None = None,
 ) -> list[GenerationRequest]:
-    """One engine request a sample of `prompt`; they share it all, so the first computes it and the others find it.
+    """One engine request a sample of `prompt`: the first computes it, and the others branch off where it ends.
+
+    Args:
+        num_samples: as many as `n` says where it is None.
+        grammar: what the answer must look like besides what `fields` say of it.
 
     Raises:
         APIError: 400; a value is outside its range, and the message and `param` name it.
     """
     refuse_unsupported(fields)
     session = fields.session_id or caller.session_id
+    ids = [uuid.uuid4().hex for _ in range(num_samples or fields.num_samples)]
     try:
+        sampling = sampling_params(fields, max_tokens, logprobs, prompt_logprobs, grammar)
         return [
             GenerationRequest(
-                request_id=uuid.uuid4().hex,
+                request_id=request_id,
                 prompt_token_ids=prompt,
-                sampling=sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs, choice=choice),
+                sampling=sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + choice),
                 namespace=namespace_of(fields),
                 priority=fields.priority or 0,
                 tenant=caller.tenant,
                 session_id=f"{caller.tenant}/{session}" if session else None,
                 cache_ttl=fields.cache_ttl or 0.0,
                 adapter=adapter,
+                sample_of=ids[0] if choice else None,
             )
-            for choice in range(fields.num_samples)
+            for choice, request_id in enumerate(ids)
         ]
     except ValueError as exc:
         raise APIError(str(exc), param=re.split(r"[ \[]", str(exc), maxsplit=1)[0]) from None
 
 
-def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int | None, choice: int) -> SamplingParams:
-    """The engine's parameters for one choice. Choices of one seeded request get consecutive seeds, so they differ.
+def sampling_params(
+    fields: GenerationFields,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: OutputGrammar | None,
+) -> SamplingParams:
+    """The engine's parameters for the first choice; the others of a seeded request get the next seeds, so they differ.
 
     Raises:
         ValueError: a value is outside its range; the message begins with its name.
@@ -170,7 +194,7 @@ def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int 
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=0 if fields.top_k in (None, -1) else fields.top_k,
         min_p=fields.min_p or 0.0,
-        seed=None if fields.seed is None else fields.seed + choice,
+        seed=fields.seed,
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
@@ -179,5 +203,7 @@ def sampling_params(fields: GenerationFields, *, max_tokens: int, logprobs: int 
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         logit_bias=fields.logit_bias or {},
-        grammar=output_grammar(fields.response_format, fields.structured_outputs),
+        grammar=output_grammar(fields.response_format, fields.structured_outputs, grammar),
+        prompt_logprobs=prompt_logprobs,
+        min_tokens=fields.min_tokens or 0,
     )

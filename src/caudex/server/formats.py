@@ -32,13 +32,15 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: str | None = None
 
 
-def output_grammar(response: ResponseFormat | None, structured: StructuredOutputs | None) -> OutputGrammar | None:
-    """The grammar that a request asks for; None where any text will do.
+def output_grammar(
+    response: ResponseFormat | None, structured: StructuredOutputs | None, calls: OutputGrammar | None = None
+) -> OutputGrammar | None:
+    """The grammar that a request asks for, `calls` being that of the tools it must call; None where any text will do.
 
     Raises:
         APIError: 400; it asks for two, or for one of a kind there is none of.
     """
-    wanted = structured_grammars(structured) + response_grammars(response)
+    wanted = structured_grammars(structured) + response_grammars(response) + ([] if calls is None else [calls])
     if len(wanted) > 1:
         kinds = ", ".join(grammar.kind for grammar in wanted)
         raise APIError(f"the answer is to follow {kinds}; ask for one of them", param="structured_outputs")

@@ -29,6 +29,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     previous_response_id: str | None = None
     cache_salt: str | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
@@ -36,6 +37,8 @@ def prepare(service: Service, body: bytes, caller: Caller) -> Prepared:
     model = service.check_model(request.model)
     if request.previous_response_id is not None:
         raise APIError("this server keeps no responses; send the whole conversation", param="previous_response_id")
+    if request.tools:
+        raise APIError("this path takes no tools; /v1/chat/completions does", param="tools")
     prompt = service.render_chat(template_messages(messages_of(request)))
     allowed = service.tokens_left(len(prompt), request.max_output_tokens, field="max_output_tokens")
     fields = GenerationFields(temperature=request.temperature, top_p=request.top_p, cache_salt=request.cache_salt)
