@@ -23,8 +23,7 @@ class BlockPool {
         block_size_(block_size),
         key_bytes_(key_bytes),
         tokens_(std::size_t{num_blocks} * block_size),
-        keys_(std::size_t{num_blocks} * key_bytes),
-        free_(num_blocks) {}
+        keys_(std::size_t{num_blocks} * key_bytes) {}
 
   std::uint32_t num_blocks() const { return num_blocks_; }
   std::uint32_t block_size() const { return block_size_; }
@@ -33,12 +32,16 @@ class BlockPool {
 
   // The caller guarantees num_free() > 0.
   BlockId take() {
-    if (num_returned_ > 0) return free_[--num_returned_];
-    return static_cast<BlockId>(num_ever_used_++);
+    if (num_returned_ == 0) return static_cast<BlockId>(num_ever_used_++);
+    --num_returned_;
+    return std::exchange(last_returned_, *tokens(last_returned_));
   }
 
   // The caller guarantees that nothing refers to the block any more.
-  void give(BlockId block) { free_[num_returned_++] = block; }
+  void give(BlockId block) {
+    *tokens(block) = std::exchange(last_returned_, block);
+    ++num_returned_;
+  }
 
   Token* tokens(BlockId block) { return tokens_.data() + std::size_t(block) * block_size_; }
   const Token* tokens(BlockId block) const { return tokens_.data() + std::size_t(block) * block_size_; }
@@ -64,39 +67,38 @@ class BlockPool {
     const std::size_t kept = num_blocks < num_blocks_ ? num_blocks : num_blocks_;
     LazyArray<Token> tokens = tokens_.resized(std::size_t{num_blocks} * block_size_, kept * block_size_);
     LazyArray<std::uint8_t> keys = keys_.resized(std::size_t{num_blocks} * key_bytes_, kept * key_bytes_);
-    LazyArray<BlockId> free(num_blocks);
     std::uint32_t num_ever_used = num_blocks;
     while (num_ever_used > 0 && !used[num_ever_used - 1]) --num_ever_used;
-    num_returned_ = 0;
-    for (std::uint32_t b = num_ever_used; b-- > 0;) {
-      if (!used[b]) free[num_returned_++] = static_cast<BlockId>(b);
-    }
     tokens_ = std::move(tokens);
     keys_ = std::move(keys);
-    free_ = std::move(free);
     num_blocks_ = num_blocks;
     num_ever_used_ = num_ever_used;
+    num_returned_ = 0;
+    for (std::uint32_t b = num_ever_used; b-- > 0;) {
+      if (!used[b]) give(static_cast<BlockId>(b));
+    }
   }
 
   // Calls visit(block) for every free block, in no order. For checks.
   template <typename Visit>
   void for_each_free(Visit visit) const {
-    for (std::uint32_t i = 0; i < num_returned_; ++i) visit(free_[i]);
+    BlockId block = last_returned_;
+    for (std::uint32_t i = 0; i < num_returned_; ++i, block = *tokens(block)) visit(block);
     for (std::uint32_t b = num_ever_used_; b < num_blocks_; ++b) visit(static_cast<BlockId>(b));
   }
 
   // Bytes of a block in these arrays, used or not.
-  std::size_t bytes_per_block() const { return block_size_ * sizeof(Token) + key_bytes_ + sizeof(BlockId); }
+  std::size_t bytes_per_block() const { return block_size_ * sizeof(Token) + key_bytes_; }
 
  private:
   std::uint32_t num_blocks_;
   std::uint32_t block_size_;
   std::uint32_t key_bytes_;
-  std::uint32_t num_ever_used_ = 0;
+  std::uint32_t num_ever_used_ = 0;  // blocks from here on were never handed out
   std::uint32_t num_returned_ = 0;
+  BlockId last_returned_ = kNoBlock;  // each returned block's first slot says which one was returned before
   LazyArray<Token> tokens_;
   LazyArray<std::uint8_t> keys_;
-  LazyArray<BlockId> free_;  // a stack of returned blocks; blocks from num_ever_used_ on were never handed out
 };
 
 }  // namespace caudex

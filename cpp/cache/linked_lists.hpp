@@ -39,7 +39,7 @@ class LinkedLists {
   };
 
   static void grow(std::vector<Link>& links, std::uint32_t index) {
-    if (index >= links.size()) links.resize(index + 1 + index / 2);
+    if (index >= links.size()) links.resize(index + 1 + index / 4);
   }
 
   void insert(std::uint32_t list, std::uint32_t previous, std::uint32_t item) {

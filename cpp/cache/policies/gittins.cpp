@@ -4,6 +4,26 @@
 #include <cmath>
 
 namespace caudex {
+namespace {
+
+constexpr std::size_t kSetNodeBytes = 48;
+
+// Puts it in a spare place, or in a new one. Most of the places hold what is known of evicted blocks, up to a bound that
+// is soon reached: so they grow by a quarter at a time.
+template <typename T>
+std::uint32_t add(std::vector<T>& items, std::vector<std::uint32_t>& spare, const T& item) {
+  if (!spare.empty()) {
+    const std::uint32_t place = spare.back();
+    spare.pop_back();
+    items[place] = item;
+    return place;
+  }
+  if (items.size() == items.capacity()) items.reserve(items.size() + items.size() / 4 + 16);
+  items.push_back(item);
+  return static_cast<std::uint32_t>(items.size() - 1);
+}
+
+}  // namespace
 
 GittinsPolicy::GittinsPolicy(const PolicyContext& context)
     : Policy(context),
@@ -35,28 +55,24 @@ void GittinsPolicy::end_request(const Request& request) {
   if (num_known > 0 && num_known < path_.size() && deepest.end == nodes[path_[num_known - 1]].end) {
     supersede_beside(path_[num_known]);
   }
-  GroupId group;
-  if (spare_groups_.empty()) {
-    group = static_cast<GroupId>(groups_.size());
-    groups_.push_back(followed);
-  } else {
-    group = spare_groups_.back();
-    spare_groups_.pop_back();
-    groups_[group] = followed;
-  }
-  ++groups_[group].num_segments;  // keeps it while segments move
-  const ReuseTraits traits = ReuseTraits::of(request.num_tokens - std::min(request.num_tokens, deepest.end),
-                                             request.num_output_tokens, followed.interval);
+  Segment touched;
+  touched.traits = ReuseTraits::of(request.num_tokens - std::min(request.num_tokens, deepest.end),
+                                   request.num_output_tokens, interval(followed, deepest));
+  touched.risk = static_cast<std::uint8_t>(rates_.risk_level(touched.traits));
+  touched.group = add_group(followed);
+  ++groups_[touched.group].num_segments;  // keeps it while segments move
   for (std::size_t i = 0; i < path_.size(); ++i) {
-    const std::uint32_t touches = recalls_[i].touches + 1;
-    ReuseClass c = ReuseClass::of(touches, followed.turn);
+    touched.touches = recalls_[i].touches + 1;
+    touched.reuse_class = ReuseClass::of(touched.touches, followed.turn);
     if (nodes[path_[i]].start >= followed.origin) {
-      if (request.hints.ends) c = ReuseClass::ended();
-      else if (request.hints.expected_return >= 0.0) c = ReuseClass::returning_in(request.hints.expected_return);
+      if (request.hints.ends) touched.reuse_class = ReuseClass::ended();
+      else if (request.hints.expected_return >= 0.0) {
+        touched.reuse_class = ReuseClass::returning_in(request.hints.expected_return);
+      }
     }
-    touch(path_[i], group, c, traits, touches);
+    touch(path_[i], touched);
   }
-  if (--groups_[group].num_segments == 0) spare_groups_.push_back(group);
+  if (--groups_[touched.group].num_segments == 0) spare_groups_.push_back(touched.group);
 }
 
 // What is known of a node, counted as reuse.
@@ -81,6 +97,7 @@ GittinsPolicy::Recall GittinsPolicy::recall_evicted(NodeId id) {
     const auto ghosts = ghosts_.take(fingerprints_.data() + known, num_full - known);
     if (ghosts.count == 0) break;
     const Segment& segment = segments_[ghosts.value];
+    // Block by block, so that a sum does not depend on how they were evicted.
     for (std::uint32_t i = 0; i < ghosts.count; ++i) count_reuse(segment, 1.0);
     known += ghosts.count;
     recall = {(first + known) * size, segment.touches, segment.group};
@@ -106,10 +123,14 @@ GittinsPolicy::Group GittinsPolicy::follow(const Request& request, const Recall&
   const bool covers_half = deepest.end > parent.known && 2 * (deepest.end - parent.known) >= parent.end - parent.known;
   if (covers_half || deepest.end + pool.block_size() >= parent.end) {
     group.turn = parent.turn + 1;
-    group.interval = now_ - parent.touched;
     group.origin = parent.origin;
   }
   return group;
+}
+
+// Since the conversation's touch before; negative at its first turn.
+double GittinsPolicy::interval(const Group& group, const Recall& deepest) const {
+  return group.turn > 1 ? now_ - groups_[deepest.group].touched : -1.0;
 }
 
 // The request went to `next` where there was one way before: what lies that way will hardly be wanted again.
@@ -131,15 +152,11 @@ void GittinsPolicy::supersede_beside(NodeId next) {
   }
 }
 
-void GittinsPolicy::touch(NodeId node, GroupId group, ReuseClass c, const ReuseTraits& traits, std::uint32_t touches) {
+void GittinsPolicy::touch(NodeId node, const Segment& touched) {
   detach(node);
-  const SegmentId id = new_segment(group);
+  const SegmentId id = add_segment(touched);
   Segment& segment = segments_[id];
   segment.node = node;
-  segment.touches = touches;
-  segment.reuse_class = c;
-  segment.traits = traits;
-  segment.risk = static_cast<std::uint8_t>(rates_.risk_level(traits));
   segment.weight = 1.0F / std::sqrt(std::max(static_cast<float>(nodes[node].blocks.size()), 1.0F));
   start_timer(id);
   segment_of_[node] = id + 1;
@@ -163,13 +180,11 @@ void GittinsPolicy::split(NodeId upper, NodeId lower) {
   slot(segment_of_, std::max(upper, lower));
   const SegmentId below = segment_of_[lower];
   if (below == 0) return;
-  const SegmentId above = new_segment(segments_[below - 1].group);
-  const GroupId group = segments_[above].group;
-  segments_[above] = segments_[below - 1];
-  segments_[above].group = group;
-  segments_[above].node = upper;
-  segments_[above].num_ghosts = 0;
-  segments_[above].waiting = false;
+  Segment segment = segments_[below - 1];
+  segment.node = upper;
+  segment.num_ghosts = 0;
+  segment.waiting = false;
+  const SegmentId above = add_segment(segment);
   timers_.insert_after(segments_[above].bucket, below - 1, above);
   segment_of_[upper] = above + 1;
 }
@@ -186,9 +201,8 @@ bool GittinsPolicy::merge(NodeId upper, NodeId lower) {
 
 Victim GittinsPolicy::victim(std::uint32_t wanted) {
   advance();
-  const SegmentId id = queues_.front(order_.begin()->second);
-  const Victim victim = whole(segments_[id].node, wanted);
-  note_evicted(id, victim.num_blocks);
+  const Victim victim = whole(queues_.front(order_.begin()->second), wanted);
+  note_evicted(segment_of_[victim.node] - 1, victim.num_blocks);
   return victim;
 }
 
@@ -276,32 +290,24 @@ void GittinsPolicy::enqueue(SegmentId id) {
     index_of_[queue] = rates_.index(segment.reuse_class, segment.risk, segment.bucket);
     order_.emplace(index_of_[queue], queue);
   }
-  queues_.push_back(queue, id);
+  queues_.push_back(queue, segment.node);
 }
 
 void GittinsPolicy::dequeue(SegmentId id) {
   segments_[id].waiting = false;
   const std::uint32_t queue = queue_of(segments_[id]);
-  queues_.remove(queue, id);
+  queues_.remove(queue, segments_[id].node);
   if (queues_.empty(queue)) order_.erase({index_of_[queue], queue});
 }
 
 // ----------------------------------------------------------------------------------------------- segments' lives
 
-GittinsPolicy::SegmentId GittinsPolicy::new_segment(GroupId group) {
-  ++groups_[group].num_segments;
-  SegmentId id;
-  if (spare_segments_.empty()) {
-    id = static_cast<SegmentId>(segments_.size());
-    segments_.emplace_back();
-  } else {
-    id = spare_segments_.back();
-    spare_segments_.pop_back();
-    segments_[id] = Segment{};
-  }
-  segments_[id].group = group;
-  return id;
+GittinsPolicy::SegmentId GittinsPolicy::add_segment(const Segment& segment) {
+  ++groups_[segment.group].num_segments;
+  return add(segments_, spare_segments_, segment);
 }
+
+GittinsPolicy::GroupId GittinsPolicy::add_group(const Group& group) { return add(groups_, spare_groups_, group); }
 
 void GittinsPolicy::forget_ghosts(SegmentId id, std::uint32_t count) {
   segments_[id].num_ghosts -= count;
@@ -331,8 +337,10 @@ double GittinsPolicy::num_blocks(const Segment& segment) const {
 }
 
 std::size_t GittinsPolicy::bytes() const {
-  return segments_.capacity() * sizeof(Segment) + groups_.capacity() * sizeof(Group) +
-         segment_of_.capacity() * sizeof(SegmentId) + ghosts_.bytes() + timers_.bytes() + queues_.bytes();
+  return rates_.bytes() + segments_.capacity() * sizeof(Segment) + groups_.capacity() * sizeof(Group) +
+         (spare_segments_.capacity() + spare_groups_.capacity() + segment_of_.capacity()) * sizeof(SegmentId) +
+         ghosts_.bytes() + timers_.bytes() + queues_.bytes() + strips_.capacity() * sizeof(Strip) +
+         strip_of_.size() * sizeof(strip_of_[0]) + index_of_.capacity() * sizeof(double) + order_.size() * kSetNodeBytes;
 }
 
 }  // namespace caudex

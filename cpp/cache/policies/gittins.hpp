@@ -55,7 +55,6 @@ class GittinsPolicy final : public Policy {
   // A request whose blocks were touched by nobody since.
   struct Group {
     double touched = 0.0;
-    double interval = -1.0;  // since the conversation's touch before; negative at its first turn
     std::uint32_t turn = 1;
     Position known = 0;   // tokens that were known before it
     Position end = 0;     // its tokens
@@ -90,10 +89,12 @@ class GittinsPolicy final : public Policy {
   Recall recall_evicted(NodeId node);
   void count_reuse(const Segment& segment, double blocks);
   Group follow(const Request& request, const Recall& deepest) const;
+  double interval(const Group& group, const Recall& deepest) const;
+  GroupId add_group(const Group& group);
   void supersede_beside(NodeId next);
-  void touch(NodeId node, GroupId group, ReuseClass c, const ReuseTraits& traits, std::uint32_t touches);
+  void touch(NodeId node, const Segment& touched);
 
-  SegmentId new_segment(GroupId group);
+  SegmentId add_segment(const Segment& segment);
   void note_evicted(SegmentId id, std::uint32_t num_blocks);
   void forget_ghosts(SegmentId id, std::uint32_t count);
   void detach(NodeId node);
@@ -114,7 +115,7 @@ class GittinsPolicy final : public Policy {
   std::vector<std::uint64_t> fingerprints_;  // of the blocks that are looked at
   LinkedLists timers_;  // by age bucket
   std::array<double, AgeBuckets::kCount> due_;  // no later than the first of each list reaches the next bucket
-  LinkedLists queues_;  // of leaves: by strip, then age bucket
+  LinkedLists queues_;  // of nodes, all of them leaves: by strip, then age bucket
   struct Strip {
     ReuseClass reuse_class;
     std::uint8_t risk;

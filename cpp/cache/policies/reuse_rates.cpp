@@ -65,7 +65,7 @@ ReuseTraits ReuseTraits::of(std::uint64_t new_tokens, std::uint64_t output_token
 
 void ReuseRates::count_reuse(ReuseClass c, const ReuseTraits& traits, int bucket, double blocks, double seconds) {
   for (ReuseClass k = c;; k = k.parent()) {
-    classes_[k.id].reuses[bucket] += blocks;
+    counted(k).reuses[bucket] += blocks;
     if (k.id == 0) break;
   }
   for (int t = 0; t < ReuseTraits::kCount; ++t) observed_[t][traits.bins[t]] += blocks;
@@ -74,11 +74,17 @@ void ReuseRates::count_reuse(ReuseClass c, const ReuseTraits& traits, int bucket
 
 void ReuseRates::count_exposure(ReuseClass c, const ReuseTraits& traits, int bucket, double block_seconds) {
   for (ReuseClass k = c;; k = k.parent()) {
-    classes_[k.id].exposure[bucket] += block_seconds;
+    counted(k).exposure[bucket] += block_seconds;
     if (k.id == 0) break;
   }
   const double expected = rates(c)[bucket] * block_seconds;
   for (int t = 0; t < ReuseTraits::kCount; ++t) expected_[t][traits.bins[t]] += expected;
+}
+
+ReuseRates::Class& ReuseRates::counted(ReuseClass c) {
+  std::unique_ptr<Class>& entry = classes_[c.id];
+  if (entry == nullptr) entry = std::make_unique<Class>();
+  return *entry;
 }
 
 ReuseRates::ByAge ReuseRates::prior(ReuseClass c) {
@@ -105,7 +111,7 @@ ReuseRates::ByAge ReuseRates::prior(ReuseClass c) {
 
 const ReuseRates::ByAge& ReuseRates::rates(ReuseClass c) {
   constexpr int kReach = 4;
-  Class& entry = classes_[c.id];
+  Class& entry = counted(c);
   if (entry.fit == num_fits_) return entry.rates;
   const ByAge parent = prior(c);
   for (int b = 0; b < kAges; ++b) {
@@ -133,8 +139,9 @@ int ReuseRates::risk_level(const ReuseTraits& traits) const {
 }
 
 const ReuseRates::Prospects& ReuseRates::prospects(ReuseClass c, int risk_level) {
-  Prospects& entry = prospects_[c.id * kRiskLevels + risk_level];
-  if (entry.fit == num_fits_) return entry;
+  const int of = c.id * kRiskLevels + risk_level;
+  Prospects& entry = prospects_[(5 * c.id + risk_level) % kProspectsKept];
+  if (entry.fit == num_fits_ && entry.of == of) return entry;
   const ByAge& by_age = rates(c);
   const double risk = std::exp2((risk_level - kNeutralLevel) / kLevelsPerOctave);
   for (int b = 0; b < kAges; ++b) {
@@ -144,6 +151,7 @@ const ReuseRates::Prospects& ReuseRates::prospects(ReuseClass c, int risk_level)
     entry.held[b] = rate * width > 1e-9 ? (1.0 - entry.survival[b]) / rate : width;
   }
   entry.fit = num_fits_;
+  entry.of = of;
   return entry;
 }
 
@@ -159,6 +167,12 @@ double ReuseRates::index(ReuseClass c, int risk_level, int bucket) {
     }
   }
   return best_reuse / best_time;
+}
+
+std::size_t ReuseRates::bytes() const {
+  std::size_t bytes = classes_.size() * sizeof(classes_[0]) + prospects_.size() * sizeof(Prospects);
+  for (const auto& entry : classes_) bytes += entry == nullptr ? 0 : sizeof(Class);
+  return bytes;
 }
 
 }  // namespace caudex

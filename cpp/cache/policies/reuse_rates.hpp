@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace caudex {
@@ -61,7 +62,7 @@ class ReuseRates {
  public:
   static constexpr int kRiskLevels = 16;
 
-  ReuseRates() : classes_(ReuseClass::kCount), prospects_(ReuseClass::kCount * kRiskLevels) {}
+  ReuseRates() : classes_(ReuseClass::kCount), prospects_(kProspectsKept) {}
 
   // `blocks` (by weight) of this class were touched again at an age in `bucket`, after `seconds` in it.
   void count_reuse(ReuseClass c, const ReuseTraits& traits, int bucket, double blocks, double seconds);
@@ -78,6 +79,8 @@ class ReuseRates {
   // (J. C. Gittins, "Bandit processes and allocation indices", 1979.)
   double index(ReuseClass c, int risk_level, int bucket);
 
+  std::size_t bytes() const;
+
  private:
   using ByAge = std::array<double, AgeBuckets::kCount>;
 
@@ -92,15 +95,18 @@ class ReuseRates {
     ByAge survival{};  // chance that it is not wanted before the bucket's end
     ByAge held{};      // seconds until then or until it is wanted
     std::uint32_t fit = 0;
+    int of = 0;  // class and risk level
   };
+  static constexpr int kProspectsKept = 32;
 
+  Class& counted(ReuseClass c);
   const ByAge& rates(ReuseClass c);
   ByAge prior(ReuseClass c);
   double relative_risk(int trait, int bin) const;
   const Prospects& prospects(ReuseClass c, int risk_level);
 
-  std::vector<Class> classes_;
-  std::vector<Prospects> prospects_;  // by class and risk level
+  std::vector<std::unique_ptr<Class>> classes_;  // those that have been met
+  std::vector<Prospects> prospects_;             // the latest, by a hash of class and risk level
   std::array<std::array<double, ReuseTraits::kBins>, ReuseTraits::kCount> observed_{}, expected_{};
   std::uint32_t num_fits_ = 1;
 };
