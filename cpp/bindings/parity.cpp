@@ -1,6 +1,7 @@
 // caudex._core.VllmCache and SglangCache: the peers' rules, for predictions.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
@@ -79,7 +80,9 @@ void bind_parity(nb::module_& m) {
 
   bind_sequence<VllmCache, VllmRequest>(m, "VllmSequence", "A request under vLLM's rules.")
       .def("commit", [](VllmSequence& self, std::int64_t n) { (void)self.running(), (void)to_count(n); }, "num_tokens"_a,
-           "Does nothing: vLLM registers a block when it is allocated.");
+           "Does nothing: vLLM registers a block when it is allocated.")
+      .def_prop_ro("block_table", [](VllmSequence& self) { return self.running().blocks; },
+                   "Its blocks, by position; empty before the first allocation.");
   nb::class_<VllmCache>(m, "VllmCache", "vLLM's KV cache manager, rule by rule.")
       .def("__init__",
            [](VllmCache* self, std::int64_t num_blocks, std::int64_t block_size) {
@@ -89,6 +92,8 @@ void bind_parity(nb::module_& m) {
       .def("begin",
            [](std::shared_ptr<VllmCache> self, nb::object tokens) { return VllmSequence(self, TokenArgument(tokens)); },
            "tokens"_a)
+      .def("reset", &VllmCache::reset, "Forgets all that is cached. False, and nothing done, while a request holds blocks.")
+      .def("eviction_order", &VllmCache::eviction_order, "The free queue: block ids, the next to be taken first.")
       .def_prop_ro("num_free_blocks", &VllmCache::num_free, "Blocks in the free queue, cached or not.")
       .def_prop_ro("num_evicted_blocks", &VllmCache::num_evicted);
 
@@ -106,6 +111,16 @@ void bind_parity(nb::module_& m) {
              return SglangSequence(self, TokenArgument(tokens));
            },
            "tokens"_a)
+      .def("reset", &SglangCache::reset, "Forgets all that is cached. False, and nothing done, while a request holds pages.")
+      .def("eviction_order",
+           [](const SglangCache& self) {
+             nb::list order;
+             for (const SglangCache::Leaf& leaf : self.eviction_order()) {
+               order.append(nb::make_tuple(leaf.tokens, leaf.num_own));
+             }
+             return order;
+           },
+           "The leaves that may go, the next first: the tokens up to the leaf's end, and how many of them are its own.")
       .def_prop_ro("num_free_pages", &SglangCache::num_free)
       .def_prop_ro("num_evictable_pages", &SglangCache::num_evictable)
       .def_prop_ro("num_evicted_tokens", &SglangCache::num_evicted);

@@ -78,6 +78,33 @@ class TestVllm:
             seq.allocate(16)
         assert cache.num_free_blocks == 3
 
+    def test_the_queue_is_freed_last_block_first_with_unhashed_ones_in_front(self) -> None:
+        cache = PrefixCache.like_vllm(6, 4)
+        seq = cache.begin(list(range(10)))
+        seq.allocate(10)
+        assert (seq.block_table, cache.eviction_order()) == ([1, 2, 3], [4, 5])
+        seq.release()
+        assert cache.eviction_order() == [3, 4, 5, 2, 1]
+
+    def test_a_hit_leaves_the_queue_when_it_is_allocated(self) -> None:
+        cache = PrefixCache.like_vllm(6, 4)
+        serve(cache, list(range(8)))
+        seq = cache.begin(list(range(9)))
+        assert cache.eviction_order() == [3, 4, 5, 2, 1]
+        seq.allocate(9)
+        assert (seq.block_table, cache.eviction_order()) == ([1, 2, 3], [4, 5])
+
+    def test_a_reset_waits_until_nothing_runs(self) -> None:
+        cache = PrefixCache.like_vllm(6, 4)
+        seq = cache.begin(list(range(8)))
+        seq.allocate(8)
+        assert not cache.reset()
+        seq.release()
+        order = cache.eviction_order()
+        assert cache.reset()
+        assert cache.eviction_order() == order
+        assert hit(cache, list(range(8))) == 0
+
 
 class TestSglang:
     def test_matches_end_at_pages(self) -> None:
@@ -115,6 +142,28 @@ class TestSglang:
             cache.begin(list(range(100, 108))).allocate(8)
         holder.release()
         cache.begin(list(range(100, 108))).allocate(8)
+
+    def test_the_order_is_of_leaves_by_last_access(self) -> None:
+        cache = PrefixCache.like_sglang(20)
+        serve(cache, [1, 2, 3, 4])
+        serve(cache, [1, 2, 5])
+        serve(cache, [7, 8])
+        assert cache.eviction_order() == [([1, 2, 3, 4], 2), ([1, 2, 5], 1), ([7, 8], 2)]
+        hit(cache, [1, 2, 3])
+        assert cache.eviction_order() == [([1, 2, 5], 1), ([7, 8], 2), ([1, 2, 3, 4], 1)]
+
+    def test_a_reset_waits_until_nothing_runs(self) -> None:
+        cache = PrefixCache.like_sglang(8, 4)
+        serve(cache, list(range(8)))
+        holder = cache.begin(list(range(9)))
+        assert not cache.reset()
+        holder.release()
+        idle = cache.begin([50])
+        assert cache.reset()
+        assert (cache.eviction_order(), cache.num_free_pages) == ([], 8)
+        idle.allocate(1)
+        idle.release()
+        assert hit(cache, list(range(8))) == 0
 
 
 @pytest.mark.parametrize("make", [PrefixCache.like_vllm, PrefixCache.like_sglang])

@@ -26,7 +26,10 @@ bool SglangCache::Older::operator()(const SglangNode* a, const SglangNode* b) co
 }
 
 SglangCache::SglangCache(std::uint32_t num_pages, std::uint32_t page_size)
-    : page_size_(page_size), root_(std::make_unique<SglangNode>()), free_(std::size_t{num_pages} * page_size) {}
+    : page_size_(page_size),
+      root_(std::make_unique<SglangNode>()),
+      num_slots_(std::size_t{num_pages} * page_size),
+      free_(num_slots_) {}
 
 SglangCache::~SglangCache() = default;
 
@@ -77,6 +80,30 @@ void SglangCache::release(SglangRequest& request) {
   free_ += request.allocated - request.in_tree;
   unlock(request.node);
   request = SglangRequest{};
+}
+
+bool SglangCache::reset() {
+  if (free_ + evictable_ < num_slots_) return false;
+  leaves_.clear();
+  root_->children.clear();
+  free_ = num_slots_;
+  evictable_ = 0;
+  return true;
+}
+
+std::vector<SglangCache::Leaf> SglangCache::eviction_order() const {
+  std::vector<Leaf> order;
+  order.reserve(leaves_.size());
+  for (const SglangNode* leaf : leaves_) order.push_back(describe(leaf));
+  return order;
+}
+
+SglangCache::Leaf SglangCache::describe(const SglangNode* leaf) const {
+  std::vector<Token> reversed;
+  for (const SglangNode* node = leaf; node != root_.get(); node = node->parent) {
+    reversed.insert(reversed.end(), node->key.rbegin(), node->key.rend());
+  }
+  return {std::vector<Token>(reversed.rbegin(), reversed.rend()), leaf->key.size()};
 }
 
 // ----------------------------------------------------------------------------------------------------------- tree

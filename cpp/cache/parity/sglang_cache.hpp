@@ -40,6 +40,16 @@ class SglangCache {
   void append(SglangRequest& request, const Token* tokens, std::size_t count);
   void commit(SglangRequest& request, std::size_t num_tokens);
   void release(SglangRequest& request);
+  // Forgets all that is cached, if no request runs; else does nothing and says so.
+  bool reset();
+
+  // A leaf that may go: the tokens from the root to its end, of which it holds the last `num_own`.
+  struct Leaf {
+    std::vector<Token> tokens;
+    std::size_t num_own;
+  };
+  // As they are now, the next to go first. Parents take their turn once their leaves have gone.
+  std::vector<Leaf> eviction_order() const;
 
   std::size_t num_free() const { return free_ / page_size_; }            // pages
   std::size_t num_evictable() const { return evictable_ / page_size_; }  // pages
@@ -56,6 +66,7 @@ class SglangCache {
   void unlock(SglangNode* node);
   void update_leaf(SglangNode* node);
   void evict(std::size_t num_tokens);
+  Leaf describe(const SglangNode* leaf) const;
 
   struct Older {
     bool operator()(const SglangNode* a, const SglangNode* b) const;
@@ -64,6 +75,7 @@ class SglangCache {
   std::uint32_t page_size_;
   std::unique_ptr<SglangNode> root_;
   std::set<SglangNode*, Older> leaves_;  // evictable
+  std::size_t num_slots_;                // tokens
   std::size_t free_;                     // tokens
   std::size_t evictable_ = 0;            // tokens
   std::uint64_t clock_ = 0;

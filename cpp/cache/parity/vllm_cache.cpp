@@ -72,6 +72,20 @@ void VllmCache::release(VllmRequest& request) {
   request = VllmRequest{};
 }
 
+bool VllmCache::reset() {
+  if (num_free_ + 1 < blocks_.size()) return false;
+  for (Block& block : blocks_) block.is_registered = false;
+  registered_.clear();
+  return true;
+}
+
+std::vector<BlockId> VllmCache::eviction_order() const {
+  std::vector<BlockId> order;
+  order.reserve(num_free_);
+  for (BlockId block = blocks_[0].next; block != 0; block = blocks_[block].next) order.push_back(block);
+  return order;
+}
+
 void VllmCache::compute_keys(VllmRequest& request) {
   while ((request.keys.size() + 1) * block_size_ <= request.tokens.size()) {
     Key key{};

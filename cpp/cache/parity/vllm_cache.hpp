@@ -41,7 +41,11 @@ class VllmCache {
   void allocate(VllmRequest& request, std::size_t num_tokens);
   void append(VllmRequest& request, const Token* tokens, std::size_t count);
   void release(VllmRequest& request);
+  // Forgets all that is cached, if no request runs; else does nothing and says so. The queue keeps its order.
+  bool reset();
 
+  // The free queue, from the block that is taken next.
+  std::vector<BlockId> eviction_order() const;
   std::uint32_t num_free() const { return num_free_; }  // blocks in the queue, cached or not
   std::uint32_t block_size() const { return block_size_; }
   std::uint64_t num_evicted() const { return num_evicted_; }
