@@ -14,11 +14,11 @@ void require_running(const Sequence& sequence) {
 
 PrefixCache::PrefixCache(const CacheOptions& options)
     : options_(options),
-      hasher_(make_hasher(options.hash, options.secret)),
+      hasher_(options.hasher_factory ? options.hasher_factory() : make_hasher(options.hash, options.secret)),
       pool_(options.num_blocks, options.block_size, hasher_->key_bytes()),
       audiences_(options.sharing == Sharing::kAnonymous ? options.k : 0),
       tree_(options.grain, pool_, *hasher_, audiences_),
-      evicted_(options.thrash_window) {
+      evicted_(options.thrash_window, options.thrash_slots) {
   const PolicyContext context{tree_.nodes(), pool_, now_, options.tokens_per_id};
   tree_.use_policy(options.policy_factory ? options.policy_factory(context) : make_policy(options.policy, context));
 }

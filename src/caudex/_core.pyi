@@ -335,45 +335,98 @@ class SglangCache:
 
 # cpp/bindings/offline.cpp
 
-class HitCurve:
-    def __init__(self, num_groups: int) -> None: ...
+class TokenPathBuilder:
     def add(
         self,
-        ids: NDArray[np.int64],
+        values: NDArray[np.int32],
         offsets: NDArray[np.int64],
-        input_lengths: NDArray[np.int64],
-        block_size: int,
-        groups: NDArray[np.int32],
-    ) -> None: ...
-    def knots(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+        lengths: NDArray[np.int64],
+        roots: NDArray[np.int64],
+    ) -> NDArray[np.int64]: ...
+    def build(self, factor: int) -> BlockPaths: ...
     @property
-    def num_distinct_blocks(self) -> int: ...
+    def num_distinct(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
-def replay(
+class BlockPathBuilder:
+    def add(
+        self,
+        values: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        roots: NDArray[np.int64],
+    ) -> NDArray[np.int64]: ...
+    def build(self, factor: int) -> BlockPaths: ...
+    @property
+    def num_distinct(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class BlockPaths:
+    def __len__(self) -> int: ...
+    @property
+    def num_distinct(self) -> int: ...
+    def lengths(self) -> NDArray[np.int64]: ...
+    def block_ids(self) -> NDArray[np.int64]: ...
+    def blocks_at(self, depths: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def select(self, requests: NDArray[np.int64]) -> BlockPaths: ...
+    def reuse_within(self, labels: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def blocks_in_flight(
+        self, arrivals: NDArray[np.float64], done: NDArray[np.float64], served: NDArray[np.int64]
+    ) -> int: ...
+    def shared_runs(
+        self, least_weight: int
+    ) -> tuple[
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+    ]: ...
+    def hit_curves(
+        self, reusable: NDArray[np.int64], groups: NDArray[np.int32] | None, num_groups: int
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]: ...
+    def clairvoyant_hits(self, reusable: NDArray[np.int64], capacities: Sequence[int]) -> list[NDArray[np.int64]]: ...
+
+class ReplayColumns:
+    def __init__(
+        self,
+        times: NDArray[np.float64] | None,
+        tenants: NDArray[np.int64] | None,
+        sessions: NDArray[np.int64] | None,
+        expected_returns: NDArray[np.float64] | None,
+        session_ends: NDArray[np.bool_] | None,
+        priorities: NDArray[np.float64] | None,
+    ) -> None: ...
+
+def replay_tokens(
     tokens: NDArray[np.int32],
     offsets: NDArray[np.int64],
     prompt_lengths: NDArray[np.int64],
-    hit_limits: NDArray[np.int64] | None,
-    kept_lengths: NDArray[np.int64],
-    times: NDArray[np.float64],
-    unseen_output: NDArray[np.int64] | None,
-    tenants: NDArray[np.int64] | None,
+    columns: ReplayColumns,
     num_blocks: int,
     block_size: int,
     index: str,
     policy: object,
     sharing: str,
     k: int,
-    tokens_per_id: float,
     progress: Callable[[int], None] | None,
 ) -> tuple[NDArray[np.int64], CacheStats, int]: ...
-def clairvoyant_hits(
-    ids: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    input_lengths: NDArray[np.int64],
-    block_size: int,
-    capacities: Sequence[int],
-) -> list[NDArray[np.int64]]: ...
+def replay_blocks(
+    paths: BlockPaths,
+    reusable: NDArray[np.int64],
+    unseen_output: NDArray[np.int64] | None,
+    columns: ReplayColumns,
+    num_blocks: int,
+    tokens_per_block: int,
+    index: str,
+    policy: object,
+    sharing: str,
+    k: int,
+    progress: Callable[[int], None] | None,
+) -> tuple[NDArray[np.int64], CacheStats, int]: ...
 
 # cpp/bindings/routing.cpp
 

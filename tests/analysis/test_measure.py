@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from caudex.analysis.analyze import analyze
 from caudex.analysis.measure import Measured, Meter, in_flight_tokens
-from caudex.analysis.prefix_set import PrefixSet
 from caudex.cache.hit_curve import hit_curve
-from caudex.trace.chain import prefix_hashes
 from caudex.trace.table import TraceInfo, schema_of
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=0, max_size=24), min_size=1, max_size=12)
@@ -89,20 +87,6 @@ def test_tokens_computed_twice_at_once() -> None:
     measured = measure(at, 10)
     assert in_flight_tokens(measured, prefill_rate=100.0) == 90
     assert in_flight_tokens(measured, prefill_rate=1000.0) == 0
-
-
-@given(st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=30))
-@settings(max_examples=80, deadline=None)
-def test_prefix_set_against_a_set_of_tuples(log: list[list[int]]) -> None:
-    seen, twin = PrefixSet(), set[tuple[int, ...]]()
-    for prompt in log:
-        known = seen.visit(prefix_hashes(np.asarray(prompt, dtype=np.int32)))
-        expected = 0
-        while expected < len(prompt) and tuple(prompt[: expected + 1]) in twin:
-            expected += 1
-        assert known == expected
-        twin.update(tuple(prompt[: end + 1]) for end in range(len(prompt)))
-        assert len(seen) == len(twin)
 
 
 def test_hash_ids_whose_parents_disagree_do_not_match(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from caudex.cache.block_trace import BlockTrace
 
 def paths(trace: BlockTrace) -> list[tuple[list[int], int]]:
     """Return each request's full blocks, and how many of them may be served (one token is always computed)."""
+    block_ids, offsets = trace.block_ids()
     requests = []
     for i, length in enumerate(trace.input_lengths.tolist()):
-        ids = trace.block_ids[trace.offsets[i] : trace.offsets[i + 1]].tolist()[: length // trace.block_size]
+        ids = block_ids[offsets[i] : offsets[i + 1]].tolist()
         requests.append((ids, min(len(ids), max(length - 1, 0) // trace.block_size)))
     return requests
 

@@ -15,7 +15,7 @@ from caudex.cache.hit_curve import hit_curve, hit_curves
 @given(block_traces())
 def test_every_capacity_equals_a_simulated_cache(trace: BlockTrace) -> None:
     curve = hit_curve(trace)
-    for capacity in range(len(set(trace.block_ids.tolist())) + 2):
+    for capacity in range(trace.num_distinct_blocks + 2):
         served = sum(lru_hits(trace, capacity)) * trace.block_size
         assert curve.hit_rate(capacity) == pytest.approx(served / max(trace.prompt_tokens, 1))
     assert curve.ceiling == pytest.approx(curve.hit_rate(10**9))

@@ -102,6 +102,58 @@ def test_an_error_in_the_callback_stops_all_runs() -> None:
         replay(excerpt("mooncake_synthetic.head"), [ReplaySettings(100), ReplaySettings(200)], progress=fail)
 
 
+class Listener(Policy):
+    """Keeps what requests say of their sessions; evicts nothing."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, float, bool, float]] = []
+
+    def end_request(self, request: EndedRequest, path: list[int]) -> None:
+        hints = request.hints
+        self.heard.append((hints.session, hints.expected_return, hints.ends, hints.priority))
+
+    def offer(self, node: int) -> None: ...
+    def withdraw(self, node: int) -> None: ...
+    def split(self, upper: int, lower: int) -> None: ...
+    def merge(self, upper: int, lower: int) -> bool:
+        return False
+
+    def victim(self) -> int:
+        raise AssertionError("nothing is to be evicted")
+
+
+HINTS = {
+    "sessions": [0, 7, -1],
+    "expected_returns": [2.5, -1.0, 0.0],
+    "session_ends": [False, True, False],
+    "priorities": [0.0, 1.0, -2.0],
+}
+
+
+@pytest.mark.parametrize("kind", ["blocks", "tokens"])
+def test_what_is_known_of_sessions_reaches_the_policy(kind: str) -> None:
+    trace: BlockTrace | TokenTrace = BlockTrace.from_paths([[1], [1, 2], [3]], [5, 9, 4], 4, **HINTS)
+    if kind == "tokens":
+        trace = TokenTrace(np.array([1, 1, 2]), np.array([0, 1, 2, 3]), np.array([1, 1, 1]), **HINTS)  # type: ignore[arg-type]
+    listener = Listener()
+    replay(trace, [ReplaySettings(10, policy=listener)])
+    assert [hints[0] != 0 for hints in listener.heard] == [True, True, False]
+    assert listener.heard[0][0] != listener.heard[1][0]
+    assert [hints[1:] for hints in listener.heard] == [(2.5, False, 0.0), (-1.0, True, 1.0), (0.0, False, -2.0)]
+
+
+def test_a_session_that_ends_goes_first() -> None:
+    """The same log, with the end of the first session foretold: its blocks make room before the second session's."""
+    paths, lengths = [[1, 2], [3, 4], [5], [1, 2], [3, 4]], [9, 9, 5, 9, 9]
+    ends = [False, True, False, False, False]
+    (blind,) = replay(BlockTrace.from_paths(paths, lengths, 4), [ReplaySettings(4, policy="ttl:1000")])
+    (told,) = replay(
+        BlockTrace.from_paths(paths, lengths, 4, session_ends=ends), [ReplaySettings(4, policy="ttl:1000")]
+    )
+    assert blind.hit_tokens.tolist() == [0, 0, 0, 4, 4]
+    assert told.hit_tokens.tolist()[3] == 8
+
+
 class Oldest(Policy):
     """LRU once more, in Python."""
 

@@ -3,33 +3,37 @@
 #include <algorithm>
 #include <queue>
 
-#include "cache/offline/touch_runs.hpp"
+#include "cache/offline/last_touches.hpp"
 
 namespace caudex::offline {
 
-NextUses::NextUses(const BlockTrace& trace)
-    : first_(trace.num_requests), last_(trace.num_requests), reusable_(trace.num_requests) {
-  TouchRuns runs;  // over the reversed trace, so a run's owner is the next request that wants its blocks
-  const auto append = [&](std::int64_t length, std::int64_t next_use) {
-    if (length > 0) groups_.push_back({length, next_use});
-  };
-  for (std::int64_t i = trace.num_requests - 1; i >= 0; --i) {
-    const ChainedId* path = trace.path(i);
-    const std::int64_t full = trace.full(i);
-    reusable_[i] = trace.reusable(i);
-    first_[i] = static_cast<std::int64_t>(groups_.size());
-    std::int64_t depth = 0;
-    const auto on_cut = [&](TouchRuns::Handle run, std::size_t at, std::size_t length) {
-      append(static_cast<std::int64_t>(length), static_cast<std::int64_t>(runs[run].owner));
-      depth = static_cast<std::int64_t>(at + length);
+NextUses::NextUses(const BlockPaths& log, const std::int64_t* reusable)
+    : first_(log.num_requests()), last_(log.num_requests()), reusable_(reusable, reusable + log.num_requests()) {
+  LastTouches touches(log.tree);  // over the reversed log, so an owner is the next request that wants its blocks
+  std::vector<Stretch> path;
+  for (std::uint32_t i = log.num_requests(); i-- > 0;) {
+    const auto wanted = static_cast<std::uint32_t>(reusable_[i]);
+    first_[i] = groups_.size();
+    const auto append = [&](std::uint32_t next_use, std::uint32_t length) {
+      if (length == 0) return;
+      if (groups_.size() > first_[i] && groups_.back().next_use == next_use) groups_.back().length += length;
+      else groups_.push_back({length, next_use});
     };
-    runs.touch(path, static_cast<std::size_t>(reusable_[i]), static_cast<std::uint64_t>(i), on_cut, [](auto) {});
-    append(reusable_[i] - depth, kNever);
-    if (reusable_[i] < full) {  // the last block, full to its end, is kept but of no use to this request itself
-      const TouchRuns::Handle run = runs.find(path[reusable_[i]]);
-      append(full - reusable_[i], run == TouchRuns::kNone ? kNever : static_cast<std::int64_t>(runs[run].owner));
+    std::uint32_t depth = 0;
+    log.tree.stretches(log.tree.cut(log.paths[i], wanted), path);
+    for (const Stretch& stretch : path) {
+      touches.touch(stretch, i, [&](std::uint32_t owner, std::uint32_t at, std::uint32_t length) {
+        append(owner, length);
+        depth = at + length;
+      });
     }
-    last_[i] = static_cast<std::int64_t>(groups_.size());
+    append(kNever, wanted - depth);
+    if (wanted < log.paths[i].length) {  // the last block, full to its end, is kept but of no use to this request
+      const Path path = log.paths[i];
+      const PathTree::Branch& branch = log.tree[path.branch];
+      groups_.push_back({1, touches.owner_of(branch.begin + (path.length - 1 - branch.depth), kNever)});
+    }
+    last_[i] = groups_.size();
   }
 }
 
@@ -116,7 +120,7 @@ std::vector<std::int64_t> clairvoyant_hits(const NextUses& uses, std::int64_t ca
     for (const NextUses::Group* group = uses.end(i); group != uses.begin(i);) {
       --group;
       depth -= group->length;
-      if (depth < kept) residents.put(group->next_use, depth, std::min(group->length, kept - depth));
+      if (depth < kept) residents.put(group->next_use, depth, std::min<std::int64_t>(group->length, kept - depth));
     }
   }
   return hits;

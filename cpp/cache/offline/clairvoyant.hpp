@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/offline/block_trace.hpp"
+#include "cache/offline/block_paths.hpp"
 
 namespace caudex::offline {
 
@@ -11,14 +11,15 @@ namespace caudex::offline {
 // use. Built by one pass from the end, in the time that an LRU stack takes.
 class NextUses {
  public:
-  static constexpr std::int64_t kNever = INT64_MAX;
+  static constexpr std::uint32_t kNever = UINT32_MAX;
 
   struct Group {
-    std::int64_t length;    // blocks, following the group before it on the request's path
-    std::int64_t next_use;  // the next request that can be served with these blocks, or kNever
+    std::uint32_t length;    // blocks, following the group before it on the request's path
+    std::uint32_t next_use;  // the next request that can be served with these blocks, or kNever
   };
 
-  explicit NextUses(const BlockTrace& trace);
+  // Request i can be served its first reusable[i] blocks.
+  NextUses(const BlockPaths& log, const std::int64_t* reusable);
 
   std::int64_t num_requests() const { return static_cast<std::int64_t>(reusable_.size()); }
   std::int64_t reusable(std::int64_t request) const { return reusable_[request]; }
@@ -29,7 +30,7 @@ class NextUses {
 
  private:
   std::vector<Group> groups_;
-  std::vector<std::int64_t> first_, last_;
+  std::vector<std::size_t> first_, last_;
   std::vector<std::int64_t> reusable_;
 };
 

@@ -3,8 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/offline/block_trace.hpp"
-#include "cache/offline/lru_stack.hpp"
+#include "cache/offline/block_paths.hpp"
 
 namespace caudex::offline {
 
@@ -15,14 +14,15 @@ struct Knots {
   std::vector<std::int64_t> hits;  // blocks served from the cache, at each of `capacities`
 };
 
-// Collects, for one group of requests, the stack distances of their hits.
+// The stack distances of one group's hits.
 class DistanceHistogram {
  public:
   // Hits at the distances first .. first + count - 1, one each.
   void add(std::int64_t first, std::int64_t count) {
-    if (steps_.size() >= fold_at_) fold();
-    steps_.push_back({first - 1, 1});
-    steps_.push_back({first - 1 + count, -1});
+    if (turns_.size() >= fold_at_) fold();
+    const auto rise = static_cast<std::uint64_t>(first - 1);
+    turns_.push_back(rise << 1);
+    turns_.push_back((rise + static_cast<std::uint64_t>(count)) << 1 | 1);
   }
 
   Knots knots();
@@ -33,28 +33,17 @@ class DistanceHistogram {
     std::int64_t slope;  // change of the curve's slope from this capacity on
   };
 
-  void fold();  // sorts the steps and merges equal capacities, so memory is bounded by the distinct distances
+  void fold();  // sorts the turns into the steps, so that memory is bounded by the distinct distances
 
-  std::vector<Step> steps_;
-  std::size_t fold_at_ = std::size_t{1} << 16;
+  std::vector<Step> steps_;           // by capacity
+  std::vector<std::uint64_t> turns_;  // twice the capacity from which the slope is one more; plus one: one less
+  std::size_t fold_at_ = std::size_t{1} << 17;
 };
 
-// The exact token hit rate of an LRU cache (tail first, running request protected) at every capacity, in one pass.
-// Requests may come in chunks; each belongs to one of `num_groups` groups, whose hits are told apart while all share
-// the cache.
-class HitCurve {
- public:
-  explicit HitCurve(std::size_t num_groups) : groups_(num_groups) {}
-
-  // `groups` gives each request's group, below num_groups; null puts all in group 0.
-  void add(const BlockTrace& trace, const std::int32_t* groups);
-
-  Knots knots(std::size_t group) { return groups_[group].knots(); }
-  std::int64_t num_distinct_blocks() const { return stack_.size(); }
-
- private:
-  LruStack stack_;
-  std::vector<DistanceHistogram> groups_;
-};
+// The exact hits of an LRU cache (tail first, running request protected) at every capacity, from one pass over the
+// log. Request i can be served its first reusable[i] blocks and belongs to groups[i], below num_groups; null puts all
+// in group 0. The groups share the cache, and their hits are told apart.
+std::vector<Knots> hit_curves(const BlockPaths& log, const std::int64_t* reusable, const std::int32_t* groups,
+                              std::size_t num_groups);
 
 }  // namespace caudex::offline

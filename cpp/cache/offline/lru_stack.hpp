@@ -3,86 +3,69 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/offline/touch_runs.hpp"
+#include "cache/offline/last_touches.hpp"
 
 namespace caudex::offline {
 
 // The LRU stack of a tail-first cache: who was touched later is nearer the top, and of one request's blocks the one
 // nearer the root. A block's distance is its position, from 1; an LRU cache of C blocks holds the top C (R. L.
-// Mattson et al., "Evaluation techniques for storage hierarchies", 1970). A touched path costs O(runs met x log live
-// runs) beyond the stream of comparing its ids.
+// Mattson et al., "Evaluation techniques for storage hierarchies", 1970). A touched path costs O(1) for each stretch
+// and run on it, and O(log requests) for each earlier request that it takes blocks from. 8 bytes a block, 4 a request.
 class LruStack {
  public:
-  // Moves a path of n blocks to the top. Calls on_hit(distance, depth, length) for each group of `length` blocks from
-  // `depth` on that lay at distances distance .. distance + length - 1. Returns how many blocks were never touched
-  // before.
-  template <class OnHit>
-  std::size_t touch(const ChainedId* path, std::size_t n, OnHit&& on_hit) {
-    if (n == 0) return 0;
-    if (next_slot_ + 1 >= tree_.size()) renumber();
-    std::size_t known = 0;
-    const auto on_cut = [&](Handle run, std::size_t depth, std::size_t length) {
-      const std::uint64_t slot = runs_[run].owner;
-      on_hit(total_ - prefix(slot) + static_cast<std::int64_t>(depth) + 1, depth, length);
-      add(slot, -static_cast<std::int64_t>(length));
-      if (runs_[run].size() == length) run_at_[slot] = TouchRuns::kNone;
-      known = depth + length;
-    };
-    const std::uint64_t slot = ++next_slot_;
-    const Handle fresh = runs_.touch(path, n, slot, on_cut, [&](Handle run) { drop(run); });
-    run_at_[slot] = fresh;
-    add(slot, static_cast<std::int64_t>(n));
-    return n - known;
-  }
+  LruStack(const PathTree& tree, std::uint32_t num_requests) : touches_(tree), counts_(num_requests + 1) {}
 
-  // Blocks on the stack.
-  std::int64_t size() const { return total_; }
+  // Moves the path of the next request to the top. Calls on_hit(distance, depth, length) for each group of `length`
+  // blocks from `depth` on that lay at distances distance .. distance + length - 1.
+  template <class OnHit>
+  void touch(const std::vector<Stretch>& path, OnHit&& on_hit) {
+    const std::uint32_t request = next_++;
+    if (path.empty()) return;
+    Group group;
+    const auto take = [&] {
+      if (group.length == 0) return;
+      const std::uint32_t above = total_ - up_to(group.owner);
+      on_hit(std::int64_t{above} + group.depth + 1, group.depth, group.length);
+      add(group.owner, 0u - group.length);
+    };
+    for (const Stretch& stretch : path) {
+      touches_.touch(stretch, request, [&](std::uint32_t owner, std::uint32_t depth, std::uint32_t length) {
+        if (owner == group.owner && group.length > 0) {
+          group.length += length;
+          return;
+        }
+        take();
+        group = {owner, depth, length};
+      });
+    }
+    take();
+    add(request, path.back().depth + path.back().length);
+  }
 
  private:
-  using Handle = TouchRuns::Handle;
+  struct Group {
+    std::uint32_t owner = 0;
+    std::uint32_t depth = 0;
+    std::uint32_t length = 0;
+  };
 
-  void drop(Handle run) {
-    add(runs_[run].owner, -static_cast<std::int64_t>(runs_[run].size()));
-    run_at_[runs_[run].owner] = TouchRuns::kNone;
-  }
-
-  // A Fenwick tree over slots 1 .. tree_.size() - 1: the number of blocks in each request's run, oldest request
-  // first.
-  void add(std::size_t slot, std::int64_t count) {
+  // A Fenwick tree over the requests: how many blocks each was the last to touch. Sums are below 2^32, as blocks are,
+  // so that what wraps around on the way comes out right.
+  void add(std::uint32_t request, std::uint32_t count) {
     total_ += count;
-    for (; slot < tree_.size(); slot += slot & (~slot + 1)) tree_[slot] += count;
+    for (std::size_t at = request + 1; at < counts_.size(); at += at & (~at + 1)) counts_[at] += count;
   }
 
-  std::int64_t prefix(std::size_t slot) const {
-    std::int64_t sum = 0;
-    for (; slot > 0; slot -= slot & (~slot + 1)) sum += tree_[slot];
+  std::uint32_t up_to(std::uint32_t request) const {
+    std::uint32_t sum = 0;
+    for (std::size_t at = request + 1; at > 0; at -= at & (~at + 1)) sum += counts_[at];
     return sum;
   }
 
-  // Gives the live runs the slots 1, 2, ... in their order, with room for as many again: amortised O(log) a request.
-  void renumber() {
-    std::vector<Handle> live;
-    for (std::size_t slot = 1; slot <= next_slot_; ++slot) {
-      if (run_at_[slot] != TouchRuns::kNone) live.push_back(run_at_[slot]);
-    }
-    std::size_t capacity = 64;
-    while (capacity < 2 * (live.size() + 2)) capacity *= 2;
-    tree_.assign(capacity, 0);
-    run_at_.assign(capacity, TouchRuns::kNone);
-    total_ = 0;
-    next_slot_ = live.size();
-    for (std::size_t i = 0; i < live.size(); ++i) {
-      runs_[live[i]].owner = i + 1;
-      run_at_[i + 1] = live[i];
-      add(i + 1, static_cast<std::int64_t>(runs_[live[i]].size()));
-    }
-  }
-
-  TouchRuns runs_;
-  std::vector<std::int64_t> tree_;
-  std::vector<Handle> run_at_;
-  std::size_t next_slot_ = 0;
-  std::int64_t total_ = 0;
+  LastTouches touches_;
+  std::vector<std::uint32_t> counts_;
+  std::uint32_t total_ = 0;
+  std::uint32_t next_ = 0;
 };
 
 }  // namespace caudex::offline

@@ -281,8 +281,7 @@ def _shared_prefixes(measured: Measured, corpus: Corpus, encoder: PromptEncoder 
 
     def text_of(node: PrefixNode) -> str:
         if encoder is None or node.sample >= len(corpus.requests):
-            first = int(measured.trace.block_ids[measured.trace.offsets[node.sample] + node.start])
-            return f"blocks {node.start} to {node.end - 1} (first id {first & (2**64 - 1):016x})"
+            return f"blocks {node.start} to {node.end - 1} of request {node.sample + 1}"
         tokens = encoder.encode([corpus.requests[node.sample]])[0][node.start * size : node.end * size]
         return encoder.tokenizer.decode(tokens[:SHOWN_PREFIX_CHARS])[:SHOWN_PREFIX_CHARS]
 

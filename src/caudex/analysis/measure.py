@@ -9,16 +9,17 @@ prompt:  | also at block granularity | to the token |            computed       
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from caudex.analysis.prefix_set import PrefixSet
 from caudex.analysis.replay import reusable_blocks
 from caudex.cache.block_trace import BlockTrace
-from caudex.trace.chain import Int64Array, every_block, prefix_hashes, seed_of
+from caudex.cache.trace_builder import TraceBuilder
+from caudex.trace.chain import Int64Array
 from caudex.trace.table import TraceInfo
 
 _TURN_SEARCH_TOKENS = 1 << 15
@@ -54,68 +55,57 @@ class Measured:
 
 
 class Meter:
-    """Takes batches, gives `Measured`. Memory: 8 bytes a block of the log, 8 a distinct token (16 a distinct block),
-    a few hundred a request."""
+    """Takes batches, gives `Measured`. Memory is bounded by what is distinct in the log: what TraceBuilder keeps of it,
+    and about 150 bytes a request."""
 
     def __init__(self, info: TraceInfo, block_size: int, turn_ends: list[npt.NDArray[np.int32]]) -> None:
         self._info = info
         self.block_size = block_size
-        self._unit = info.block_size if info.kind == "blocks" and info.block_size else 1
         self._turn_ends = turn_ends
-        self._seen = PrefixSet()
-        self._seen_in_session = PrefixSet()
-        self._blocks: list[Int64Array] = []
-        self._rows: dict[str, list[Any]] = {name: [] for name in _ROW_NAMES}
-        self._last_of_session: dict[str, tuple[int, int, int | None]] = {}
+        self._builder = TraceBuilder(info.kind, (info.block_size or 1) if info.kind == "blocks" else 1)
+        self._known: list[Int64Array] = []
+        self._timestamps: list[npt.NDArray[np.float64]] = []
+        self._outputs: list[int | None] = []
+        self._with_output = array("q")
+        self._names: dict[str, list[str | None]] = {name: [] for name in _NAMES}
+        self._interned: dict[str, str] = {}
+        self._last_of_session: dict[str, tuple[int, int | None]] = {}
 
     def add(self, batch: Any) -> None:
         """Takes one record batch of the trace's schema."""
         columns = {name: batch.column(name).to_pylist() for name in _COLUMNS}
         prompts = batch.column(batch.schema.names[-1])
         values, offsets = prompts.values.to_numpy(), prompts.offsets.to_numpy()
-        for row in range(batch.num_rows):
+        namespaces = None  # ids of blocks are chained from their namespace on
+        if self._info.kind == "tokens":
+            names = (columns[name] for name in ("model", "lora", "salt"))
+            namespaces = [tuple(name or "" for name in row) for row in zip(*names, strict=True)]
+        known = self._builder.add(values, offsets, columns["input_length"], namespaces)
+        self._known.append(known)
+        self._timestamps.append(np.asarray(columns["timestamp"], dtype=np.float64))  # None becomes NaN
+        self._outputs += columns["output_length"]
+        for name, kept in self._names.items():
+            kept += [None if value is None else self._interned.setdefault(value, value) for value in columns[name]]
+        for row, session in enumerate(columns["session"]):
             prompt = values[offsets[row] : offsets[row + 1]]
-            self._add_request(prompt, {name: column[row] for name, column in columns.items()})
+            length, output = columns["input_length"][row], columns["output_length"][row]
+            self._with_output.append(self._served_with_output(prompt, session, int(known[row]), length, output))
 
-    def _add_request(self, prompt: Any, row: dict[str, Any]) -> None:
-        namespace = (row["model"] or "", row["lora"] or "", row["salt"] or "")
-        length = int(row["input_length"])
-        if self._info.kind == "blocks":
-            units = np.asarray(prompt[: length // self._unit], dtype=np.int64)
-        else:
-            units = prefix_hashes(prompt, seed_of(*namespace))
-        known = self._seen.visit(units) * self._unit
-        blocks = every_block(units, self.block_size // self._unit)
-        in_session = 0
-        if row["session"] is not None:
-            with np.errstate(over="ignore"):
-                own = blocks + np.int64(seed_of("session", row["session"]) >> 1)
-            in_session = self._seen_in_session.visit(own)
-        most = reusable_blocks(length, self.block_size)
-        self._blocks.append(blocks)
-        rows = self._rows
-        rows["length"].append(length)
-        rows["exact"].append(min(known, max(length - 1, 0)))
-        rows["hit"].append(min(known // self.block_size, most) * self.block_size)
-        rows["in_session"].append(min(in_session, most) * self.block_size)
-        rows["with_output"].append(self._with_output(prompt, row, known, most))
-        for name in ("session", "tenant", "model", "replica", "output_length"):
-            rows[name].append(row[name])
-        rows["timestamp"].append(float("nan") if row["timestamp"] is None else row["timestamp"])
-
-    def _with_output(self, prompt: Any, row: dict[str, Any], known: int, most: int) -> int:
+    def _served_with_output(
+        self, prompt: Any, session: str | None, known: int, length: int, output_length: int | None
+    ) -> int:
         """What is served if the output of the session's request before is cached: this prompt repeats that prompt and
         then its output, up to the end of the turn (or for as long as the log says the output was)."""
-        session, length = row["session"], int(row["input_length"])
         end = known
         if session is not None:
             before = self._last_of_session.get(session)
             if before is not None:
-                last_length, _, output_length = before
-                reached = known >= last_length // self._unit * self._unit
+                last_length, last_output = before
+                reached = known >= last_length // self._builder.unit * self._builder.unit
                 if reached and length > last_length:
-                    end = max(end, last_length + self._output_tokens(prompt, last_length, output_length))
-            self._last_of_session[session] = (length, known, row["output_length"])
+                    end = max(end, last_length + self._output_tokens(prompt, last_length, last_output))
+            self._last_of_session[self._interned[session]] = (length, output_length)
+        most = reusable_blocks(length, self.block_size)
         return min(min(end, length) // self.block_size, most) * self.block_size
 
     def _output_tokens(self, prompt: Any, start: int, logged: int | None) -> int:
@@ -127,44 +117,37 @@ class Meter:
         return max((_first_match(tail, end) for end in self._turn_ends), default=0)
 
     def measured(self) -> Measured:
-        rows = self._rows
-        lengths = np.asarray(rows["length"], dtype=np.int64)
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum([len(blocks) for blocks in self._blocks], out=offsets[1:])
-        ids = np.concatenate(self._blocks) if self._blocks else np.zeros(0, dtype=np.int64)
-        self._blocks.clear()
-        timestamps = np.asarray(rows["timestamp"], dtype=np.float64)
-        outputs = rows["output_length"]
-        trace = BlockTrace(
-            ids,
-            offsets,
-            lengths,
+        """What the batches so far amount to."""
+        known = np.concatenate([np.zeros(0, dtype=np.int64), *self._known])
+        timestamps = np.concatenate([np.zeros(0), *self._timestamps])
+        outputs = self._outputs
+        trace = self._builder.build(
             self.block_size,
             timestamps=timestamps if len(timestamps) and np.isfinite(timestamps).all() else None,
             output_lengths=None if None in outputs else np.asarray(outputs, dtype=np.int64),
-            sessions=_coded(rows["session"]),
-            tenants=_coded(rows["tenant"]),
+            sessions=_coded(self._names["session"]),
+            tenants=_coded(self._names["tenant"]),
         )
+        hit_blocks = np.minimum(known // self.block_size, trace.num_reusable_blocks)
+        none = np.zeros(len(trace), dtype=np.int64)
+        in_session = none if trace.sessions is None else trace.reuse_within(trace.sessions)
         return Measured(
             trace=trace,
-            hit_tokens=np.asarray(rows["hit"], dtype=np.int64),
-            exact_tokens=np.asarray(rows["exact"], dtype=np.int64),
-            in_session_tokens=np.asarray(rows["in_session"], dtype=np.int64),
-            with_output_tokens=np.asarray(rows["with_output"], dtype=np.int64),
-            sessions=rows["session"],
-            tenants=rows["tenant"],
-            models=rows["model"],
-            replicas=rows["replica"],
+            hit_tokens=hit_blocks * self.block_size,
+            exact_tokens=np.minimum(known, np.maximum(trace.input_lengths - 1, 0)),
+            in_session_tokens=in_session * self.block_size,
+            with_output_tokens=np.asarray(self._with_output, dtype=np.int64),
+            sessions=self._names["session"],
+            tenants=self._names["tenant"],
+            models=self._names["model"],
+            replicas=self._names["replica"],
             timestamps=timestamps,
-            distinct_tokens=len(self._seen) * self._unit,
+            distinct_tokens=self._builder.num_distinct_tokens,
         )
 
 
-_COLUMNS = ("timestamp", "session", "tenant", "model", "lora", "salt", "replica", "input_length", "output_length")
-_ROW_NAMES = (
-    "length", "exact", "hit", "in_session", "with_output", "session", "tenant", "model", "replica", "output_length",
-    "timestamp",
-)  # fmt: skip
+_NAMES = ("session", "tenant", "model", "replica")
+_COLUMNS = ("timestamp", *_NAMES, "lora", "salt", "input_length", "output_length")
 
 
 def _first_match(tokens: npt.NDArray[np.int32], pattern: npt.NDArray[np.int32]) -> int:
@@ -190,13 +173,7 @@ def in_flight_tokens(measured: Measured, prefill_rate: float) -> int:
     """Prompt tokens that are computed twice at the same time: served by an infinite cache, but whose first computation
     had not ended when the request came. Prefill is taken to start on arrival and to run at `prefill_rate` tokens/s."""
     trace = measured.trace
-    if trace.timestamps is None or not len(trace.block_ids):
+    if trace.timestamps is None:
         return 0
-    _, first, inverse = np.unique(trace.block_ids, return_index=True, return_inverse=True)
-    request_of_block = np.repeat(np.arange(len(trace)), np.diff(trace.offsets))
-    supplier = request_of_block[first][inverse]
     done = trace.timestamps + (trace.input_lengths - measured.hit_tokens) / prefill_rate
-    position = np.arange(len(trace.block_ids)) - np.repeat(trace.offsets[:-1], np.diff(trace.offsets))
-    served = position < (measured.hit_tokens // trace.block_size)[request_of_block]
-    early = trace.timestamps[request_of_block] < done[supplier]
-    return int((served & early & (supplier != request_of_block)).sum()) * trace.block_size
+    return trace.blocks_in_flight(done, measured.hit_tokens // trace.block_size) * trace.block_size

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caudex.analysis.prefix_set import PrefixSet
 from caudex.cache.block_trace import BlockTrace
-from caudex.trace.chain import Int64Array, every_block, prefix_hashes, seed_of
+from caudex.cache.trace_builder import TraceBuilder
+from caudex.trace.chain import Int64Array
 from caudex.trace.encode import PromptEncoder, in_batches
 from caudex.trace.request import Request
 
@@ -36,27 +36,27 @@ def reusable_blocks(length: int, block_size: int) -> int:
 
 def block_trace(requests: list[Request], encoder: PromptEncoder, block_size: int) -> BlockTrace:
     """Requests as the caches' replay takes them."""
-    paths: list[Int64Array] = []
-    lengths: list[int] = []
-    for batch in in_batches(requests):
-        for request, tokens in zip(batch, encoder.encode(batch), strict=True):
-            paths.append(every_block(prefix_hashes(tokens, seed_of(*request.namespace)), block_size))
-            lengths.append(len(tokens))
-    offsets = np.concatenate([[0], np.cumsum([len(path) for path in paths])])
-    return BlockTrace(np.concatenate(paths), offsets, np.asarray(lengths), block_size)
+    builder = TraceBuilder("tokens")
+    _add_all(builder, requests, encoder)
+    return builder.build(block_size)
 
 
 def replay(requests: list[Request], encoder: PromptEncoder, block_size: int) -> Replay:
     """One request after another, each finished before the next, nothing ever evicted."""
-    seen = PrefixSet()
-    lengths = np.zeros(len(requests), dtype=np.int64)
-    hits = np.zeros(len(requests), dtype=np.int64)
-    index = 0
+    known, lengths = _add_all(TraceBuilder("tokens"), requests, encoder)
+    reusable = np.maximum(lengths - 1, 0) // block_size
+    return Replay(lengths, np.minimum(known // block_size, reusable) * block_size)
+
+
+def _add_all(builder: TraceBuilder, requests: list[Request], encoder: PromptEncoder) -> tuple[Int64Array, Int64Array]:
+    """The leading tokens that earlier requests have had, and the length, of each."""
+    known = [np.zeros(0, dtype=np.int64)]
+    lengths = [np.zeros(0, dtype=np.int64)]
     for batch in in_batches(requests):
-        for request, tokens in zip(batch, encoder.encode(batch), strict=True):
-            blocks = every_block(prefix_hashes(tokens, seed_of(*request.namespace)), block_size)
-            known = seen.visit(blocks)
-            lengths[index] = len(tokens)
-            hits[index] = min(known, reusable_blocks(len(tokens), block_size)) * block_size
-            index += 1
-    return Replay(lengths, hits)
+        arrays = encoder.encode(batch)
+        lengths.append(np.array([len(tokens) for tokens in arrays], dtype=np.int64))
+        offsets = np.concatenate([[0], np.cumsum(lengths[-1])])
+        known.append(
+            builder.add(np.concatenate(arrays), offsets, lengths[-1], [request.namespace for request in batch])
+        )
+    return np.concatenate(known), np.concatenate(lengths)

@@ -64,10 +64,8 @@ def _by_prefix(measured: Measured, replicas: int) -> Int64Array:
     """The replica that the prompt's first 1,024 tokens hash to, or the next with room: no replica may have been sent
     more than 1.25 times its share of prompt tokens (consistent hashing with bounded loads, Mirrokni et al., 2016)."""
     trace = measured.trace
-    last = np.minimum(np.maximum(PREFIX_TOKENS // trace.block_size, 1), np.maximum(np.diff(trace.offsets), 1)) - 1
-    has_blocks = np.diff(trace.offsets) > 0
-    keys = np.zeros(len(trace), dtype=np.uint64)
-    keys[has_blocks] = trace.block_ids[(trace.offsets[:-1] + last)[has_blocks]].view(np.uint64)
+    last = np.minimum(max(PREFIX_TOKENS // trace.block_size, 1), trace.num_full_blocks) - 1
+    keys = trace.blocks_at(last).view(np.uint64)
     homes = (mix64(keys) % np.uint64(replicas)).astype(np.int64).tolist()
     load = [0.0] * replicas
     sent = 0.0

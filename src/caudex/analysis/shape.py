@@ -8,7 +8,6 @@ import numpy as np
 
 from caudex.analysis.breakers.candidate import Example, Place
 from caudex.analysis.measure import Measured
-from caudex.analysis.prefix_set import PrefixSet
 from caudex.analysis.results import Breaker
 
 MIN_LOST_TO_ROUNDING = 0.02
@@ -60,12 +59,8 @@ def _spread_over_replicas(measured: Measured) -> Iterator[Breaker]:
     if len(names) < 2:
         return
     trace = measured.trace
-    caches = {name: PrefixSet() for name in (*names, None)}
-    apart = np.zeros(len(trace), dtype=np.int64)
-    for index, name in enumerate(measured.replicas):
-        blocks = trace.block_ids[trace.offsets[index] : trace.offsets[index + 1]]
-        reusable = max(int(trace.input_lengths[index]) - 1, 0) // trace.block_size
-        apart[index] = min(caches[name].visit(blocks), reusable) * trace.block_size
+    codes = {name: code for code, name in enumerate((*names, None))}
+    apart = trace.reuse_within([codes[name] for name in measured.replicas]) * trace.block_size
     lost = measured.hit_tokens - apart
     if measured.rate(lost) < MIN_LOST_TO_SPREAD:
         return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from caudex.cache.block_trace import BlockTrace
+from caudex.cache.block_trace import BlockTrace, SharedRuns
 
 MIN_SHARE = 0.0003
 MAX_NODES = 300
@@ -32,54 +35,39 @@ class PrefixNode:
 
 def prefix_tree(trace: BlockTrace) -> list[PrefixNode]:
     """The roots, the heaviest first; runs used by fewer than two requests or saving under 0.03 % of the prompt
-    tokens are left out. O(log depth) comparisons a request and node."""
-    budget = [MAX_NODES]
+    tokens are left out."""
     least = MIN_SHARE * max(trace.prompt_tokens, 1)
-    everyone = np.flatnonzero(trace.num_full_blocks > 0)
-    return _children(trace, everyone, 0, least, budget, 0)
+    runs = trace.shared_runs(math.ceil(least / trace.block_size))
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for run in np.argsort(-runs.requests, kind="stable").tolist():
+        children[int(runs.parents[run])].append(run)
+    return _Picker(runs, children, trace.block_size, least).nodes(-1, 0)
 
 
-def _children(
-    trace: BlockTrace,
-    requests: np.ndarray[tuple[int], np.dtype[np.int64]],
-    depth: int,
-    least: float,
-    budget: list[int],
-    level: int,
-) -> list[PrefixNode]:
-    longer = requests[trace.num_full_blocks[requests] > depth]
-    if len(longer) < 2 or level > MAX_DEPTH:
-        return []
-    heads = trace.block_ids[trace.offsets[longer] + depth]
-    order = np.argsort(heads, kind="stable")
-    bounds = np.flatnonzero(np.diff(heads[order])) + 1
-    nodes: list[PrefixNode] = []
-    groups = sorted(np.split(longer[order], bounds), key=len, reverse=True)
-    for group in groups[:MAX_CHILDREN]:
-        if len(group) < 2:
-            break
-        end = _common_end(trace, group, depth)
-        saved = (end - depth) * trace.block_size * (len(group) - 1)
-        weight = int(np.minimum(trace.num_full_blocks[group] - depth, 1 << 30).sum()) * trace.block_size
-        if weight < least or budget[0] <= 0:
-            continue
-        budget[0] -= 1
-        node = PrefixNode(depth, end, len(group), saved, int(group[0]))
-        node.children = _children(trace, group, end, least, budget, level + 1)
-        if saved >= least or node.children:
-            nodes.append(node)
-    return sorted(nodes, key=lambda node: -(node.tokens_saved + sum(child.tokens_saved for child in node.children)))
+@dataclass(slots=True)
+class _Picker:
+    """Takes runs depth first, the most shared of each level before the others, until there are MAX_NODES."""
 
+    runs: SharedRuns
+    children: Mapping[int, list[int]]
+    block_size: int
+    least: float
+    taken: int = 0
 
-def _common_end(trace: BlockTrace, group: np.ndarray[tuple[int], np.dtype[np.int64]], depth: int) -> int:
-    """How deep all of `group` agree. Ids are chained, so agreement at a depth is agreement up to it: bisect."""
-    starts = trace.offsets[group]
-    low, high = depth + 1, int(trace.num_full_blocks[group].min())
-    while low < high:
-        middle = (low + high + 1) // 2
-        ids = trace.block_ids[starts + middle - 1]
-        if (ids == ids[0]).all():
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def nodes(self, parent: int, level: int) -> list[PrefixNode]:
+        if level > MAX_DEPTH:
+            return []
+        found = (self._node(run, level) for run in self.children.get(parent, [])[:MAX_CHILDREN])
+        nodes = [node for node in found if node is not None]
+        return sorted(nodes, key=lambda node: -(node.tokens_saved + sum(child.tokens_saved for child in node.children)))
+
+    def _node(self, run: int, level: int) -> PrefixNode | None:
+        if self.taken >= MAX_NODES:
+            return None
+        self.taken += 1
+        start, end, requests = (int(column[run]) for column in (self.runs.starts, self.runs.ends, self.runs.requests))
+        saved = (end - start) * self.block_size * (requests - 1)
+        children = self.nodes(run, level + 1)
+        if saved < self.least and not children:
+            return None
+        return PrefixNode(start, end, requests, saved, int(self.runs.samples[run]), children)

@@ -22,6 +22,7 @@ from caudex.cache.policy import Policy
 from caudex.cache.prefix_cache import PrefixCache
 from caudex.cache.replay import ReplayResult, ReplaySettings, replay
 from caudex.cache.token_trace import TokenTrace
+from caudex.cache.trace_builder import TraceBuilder
 
 __all__ = [
     "BlockCopy",
@@ -42,6 +43,7 @@ __all__ = [
     "Sequence",
     "SessionHints",
     "TokenTrace",
+    "TraceBuilder",
     "block_keys",
     "clairvoyant",
     "hasher_names",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from caudex import _core
 from caudex.cache.block_trace import BlockTrace
 
 
@@ -40,7 +39,7 @@ def clairvoyant(trace: BlockTrace, capacities: Iterable[int]) -> list[Clairvoyan
     for capacity in wanted:
         if capacity < 0:
             raise ValueError(f"capacity is {capacity}; it must be 0 blocks or more")
-    hits = _core.clairvoyant_hits(trace.block_ids, trace.offsets, trace.input_lengths, trace.block_size, wanted)
+    hits = trace.paths.clairvoyant_hits(trace.num_reusable_blocks, wanted)
     return [
         ClairvoyantBound(capacity, blocks, int(blocks.sum()) * trace.block_size, trace.prompt_tokens)
         for capacity, blocks in zip(wanted, hits, strict=True)

@@ -9,7 +9,6 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caudex import _core
 from caudex.cache.block_trace import BlockTrace
 
 
@@ -60,11 +59,12 @@ def hit_curve(trace: BlockTrace) -> HitCurve:
     """Return the exact LRU hit curve of a log: Mattson's stack distances, found a run of blocks at a time.
 
     The cache frees a finished request's blocks tail first, so that the block nearest the root is evicted last, and
-    never evicts a block of the request that runs; requests run one after another. Time is one comparison of ids a
-    block plus O(log requests) a run of blocks that one request touched last; memory is bounded by the distinct
-    blocks. The GIL is free meanwhile.
+    never evicts a block of the request that runs; requests run one after another. Time is O(1) for each branch of the
+    tree of blocks and each run that one request touched last on a request's path, and O(log requests) for each request
+    it takes blocks from; memory is 8 bytes a distinct block and 4 a request. The GIL is free meanwhile.
     """
-    return next(iter(hit_curves(trace, np.zeros(len(trace), dtype=np.int64)).values()), _empty(trace))
+    ((capacities, hit_blocks),) = trace.paths.hit_curves(trace.num_reusable_blocks, None, 1)
+    return HitCurve(capacities, hit_blocks, trace.prompt_tokens, trace.block_size)
 
 
 def hit_curves(trace: BlockTrace, labels: ArrayLike) -> dict[Hashable, HitCurve]:
@@ -76,16 +76,9 @@ def hit_curves(trace: BlockTrace, labels: ArrayLike) -> dict[Hashable, HitCurve]
     names, groups = np.unique(np.asarray(labels), return_inverse=True)
     if len(groups) != len(trace):
         raise ValueError(f"labels has {len(groups)} entries; the trace has {len(trace)} requests")
-    core = _core.HitCurve(len(names))
-    core.add(trace.block_ids, trace.offsets, trace.input_lengths, trace.block_size, groups.astype(np.int32))
+    curves = trace.paths.hit_curves(trace.num_reusable_blocks, groups.astype(np.int32), len(names))
     tokens = np.bincount(groups, weights=trace.input_lengths, minlength=len(names))
-    curves = {}
-    for group, name in enumerate(names):
-        capacities, hit_blocks = core.knots(group)
-        curves[name.item()] = HitCurve(capacities, hit_blocks, int(tokens[group]), trace.block_size)
-    return curves
-
-
-def _empty(trace: BlockTrace) -> HitCurve:
-    zero = np.zeros(1, dtype=np.int64)
-    return HitCurve(zero, zero, prompt_tokens=0, block_size=trace.block_size)
+    return {
+        name.item(): HitCurve(capacities, hit_blocks, int(tokens[group]), trace.block_size)
+        for group, (name, (capacities, hit_blocks)) in enumerate(zip(names, curves, strict=True))
+    }

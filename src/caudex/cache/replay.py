@@ -57,22 +57,8 @@ class ReplayResult:
         return int(self.hit_tokens.sum()) / max(self.prompt_tokens, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A log as the core reads it; a log of block ids is one of tokens at a block size of 1."""
-
-    tokens: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    prompt_lengths: NDArray[np.int64]
-    hit_limits: NDArray[np.int64] | None
-    kept_lengths: NDArray[np.int64]
-    times: NDArray[np.float64]
-    unseen_output: NDArray[np.int64] | None
-    tenants: NDArray[np.int64] | None
-    block_size: int | None
-    """The size that the cache must have, if the log fixes it."""
-    tokens_per_slot: int
-    prompt_tokens: int
+_Core = Callable[[ReplaySettings, Callable[[int], None]], tuple[NDArray[np.int64], _core.CacheStats, int]]
+"""Runs a log through a cache with these settings, reporting the requests done."""
 
 
 def replay(
@@ -87,10 +73,10 @@ def replay(
     are one second apart. A request that is longer than the whole pool keeps its first blocks. It is the cache that
     serves an engine which runs here, at its full speed and without the GIL.
     """
-    columns = _block_columns(trace) if isinstance(trace, BlockTrace) else _token_columns(trace)
+    run_core = _blocks_in_core(trace) if isinstance(trace, BlockTrace) else _tokens_in_core(trace)
     meter = _Meter(len(settings) * len(trace), progress)
     with ThreadPoolExecutor(max_threads or os.cpu_count() or 1) as pool:
-        runs = [pool.submit(_run, columns, setting, meter, i) for i, setting in enumerate(settings)]
+        runs = [pool.submit(_result, trace, run_core, setting, meter, i) for i, setting in enumerate(settings)]
         try:
             return [run.result() for run in runs]
         except BaseException:  # Ctrl-C as well: let no run go on to its end
@@ -98,91 +84,59 @@ def replay(
             raise
 
 
-def _run(columns: _Columns, settings: ReplaySettings, meter: _Meter, run: int) -> ReplayResult:
-    hits, stats, num_cached = _core.replay(
-        columns.tokens,
-        columns.offsets,
-        columns.prompt_lengths,
-        columns.hit_limits,
-        columns.kept_lengths,
-        columns.times,
-        columns.unseen_output,
-        columns.tenants,
-        settings.num_blocks,
-        columns.block_size or settings.block_size,
-        settings.index,
-        settings.policy,
-        settings.sharing,
-        settings.k,
-        columns.tokens_per_slot,
-        lambda done: meter.advance(run, done),
-    )
+def _result(
+    trace: BlockTrace | TokenTrace, run_core: _Core, settings: ReplaySettings, meter: _Meter, run: int
+) -> ReplayResult:
+    hits, stats, num_cached = run_core(settings, lambda done: meter.advance(run, done))
+    of_blocks = isinstance(trace, BlockTrace)
     return ReplayResult(
         settings=settings,
-        hit_tokens=hits * columns.tokens_per_slot,
-        prompt_tokens=columns.prompt_tokens,
+        hit_tokens=hits * trace.block_size if isinstance(trace, BlockTrace) else hits,
+        prompt_tokens=trace.prompt_tokens,
         evicted_blocks=stats.evicted_blocks,
-        thrashed_blocks=stats.thrashed_tokens // (columns.block_size or settings.block_size),
+        thrashed_blocks=stats.thrashed_tokens // (1 if of_blocks else settings.block_size),
         num_cached_blocks=num_cached,
     )
 
 
-def _token_columns(trace: TokenTrace) -> _Columns:
-    lengths = np.diff(trace.offsets)
-    return _Columns(
-        tokens=trace.tokens,
-        offsets=trace.offsets,
-        prompt_lengths=trace.prompt_lengths,
-        hit_limits=None,
-        # The last generated token is never fed back, so its KV is not written.
-        kept_lengths=np.where(lengths > trace.prompt_lengths, lengths - 1, lengths),
-        times=_times(trace),
-        unseen_output=None,
-        tenants=trace.tenants,
-        block_size=None,
-        tokens_per_slot=1,
-        prompt_tokens=trace.prompt_tokens,
+def _tokens_in_core(trace: TokenTrace) -> _Core:
+    columns = _columns(trace)
+    return lambda settings, advance: _core.replay_tokens(
+        trace.tokens,
+        trace.offsets,
+        trace.prompt_lengths,
+        columns,
+        settings.num_blocks,
+        settings.block_size,
+        settings.index,
+        settings.policy,
+        settings.sharing,
+        settings.k,
+        advance,
     )
 
 
-def _block_columns(trace: BlockTrace) -> _Columns:
-    """Lay out each request's full blocks as tokens, and one token more, which is never kept.
-
-    The cache leaves the last token of a prompt to compute: here that one. A prompt that ends with a full block computes
-    it again, which is not a hit; but its copy in the cache, if there is one, is the request's own and protected.
-    """
-    full = trace.num_full_blocks
-    lengths = full + 1
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    is_last = np.zeros(offsets[-1], dtype=bool)
-    is_last[offsets[1:] - 1] = True
-    source = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1] - offsets[:-1], lengths)
-    tokens = np.zeros(offsets[-1], dtype=np.int32)
-    tokens[~is_last] = _dense(trace.block_ids)[source[~is_last]]
-    return _Columns(
-        tokens=tokens,
-        offsets=offsets,
-        prompt_lengths=lengths,
-        hit_limits=np.minimum(full, np.maximum(trace.input_lengths - 1, 0) // trace.block_size),
-        kept_lengths=full,
-        times=_times(trace),
-        unseen_output=trace.output_lengths,
-        tenants=trace.tenants,
-        block_size=1,
-        tokens_per_slot=trace.block_size,
-        prompt_tokens=trace.prompt_tokens,
+def _blocks_in_core(trace: BlockTrace) -> _Core:
+    columns, reusable = _columns(trace), trace.num_reusable_blocks
+    return lambda settings, advance: _core.replay_blocks(
+        trace.paths,
+        reusable,
+        trace.output_lengths,
+        columns,
+        settings.num_blocks,
+        trace.block_size,
+        settings.index,
+        settings.policy,
+        settings.sharing,
+        settings.k,
+        advance,
     )
 
 
-def _dense(block_ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return ids as 31-bit ones: as they are, if they fit."""
-    if block_ids.size == 0 or (block_ids.min() >= 0 and block_ids.max() <= np.iinfo(np.int32).max):
-        return block_ids.astype(np.int32)
-    return np.unique(block_ids, return_inverse=True)[1].astype(np.int32)
-
-
-def _times(trace: BlockTrace | TokenTrace) -> NDArray[np.float64]:
-    return np.arange(len(trace), dtype=np.float64) if trace.timestamps is None else trace.timestamps
+def _columns(trace: BlockTrace | TokenTrace) -> _core.ReplayColumns:
+    return _core.ReplayColumns(
+        trace.timestamps, trace.tenants, trace.sessions, trace.expected_returns, trace.session_ends, trace.priorities
+    )
 
 
 @dataclass(slots=True)

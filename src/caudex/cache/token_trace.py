@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from caudex.cache.block_trace import as_column, check_lengths, check_offsets, check_timestamps
+from caudex.cache.block_trace import OPTIONAL_COLUMNS, as_column, check_lengths, check_offsets, check_timestamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,21 @@ class TokenTrace:
     """(requests,), arrival in seconds, in any epoch."""
     tenants: NDArray[np.int64] | None = None
     """(requests,), whose request it is."""
+    sessions: NDArray[np.int64] | None = None
+    """(requests,), the conversation a request belongs to; negative where unknown."""
+    expected_returns: NDArray[np.float64] | None = None
+    """(requests,), seconds until the session's next request as foretold with this one; negative where unknown."""
+    session_ends: NDArray[np.bool_] | None = None
+    """(requests,), whether the session was said to end with this request."""
+    priorities: NDArray[np.float64] | None = None
+    """(requests,), higher is kept longer by policies that look at it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", as_column("tokens", self.tokens, np.int32))
-        for name in ("offsets", "prompt_lengths", "tenants"):
+        for name, dtype in _DTYPES.items():
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_column(name, getattr(self, name), np.int64))
-        if self.timestamps is not None:
-            object.__setattr__(self, "timestamps", as_column("timestamps", self.timestamps, np.float64))
-        check_lengths(len(self), offsets=self.offsets[1:], timestamps=self.timestamps, tenants=self.tenants)
+                object.__setattr__(self, name, as_column(name, getattr(self, name), dtype))
+        columns = {name: getattr(self, name) for name in _DTYPES if name in OPTIONAL_COLUMNS}
+        check_lengths(len(self), offsets=self.offsets[1:], **columns)
         check_offsets(self.offsets, len(self.tokens), "tokens")
         check_timestamps(self.timestamps)
         outside = (self.prompt_lengths < 0) | (self.prompt_lengths > np.diff(self.offsets))
@@ -54,3 +60,11 @@ class TokenTrace:
     def prompt_tokens(self) -> int:
         """Tokens in all prompts: what hit rates are fractions of."""
         return int(self.prompt_lengths.sum())
+
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "tokens": np.int32,
+    "offsets": np.int64,
+    "prompt_lengths": np.int64,
+    **{name: dtype for name, dtype in OPTIONAL_COLUMNS.items() if name != "output_lengths"},
+}
