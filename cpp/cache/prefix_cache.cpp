@@ -18,7 +18,7 @@ PrefixCache::PrefixCache(const CacheOptions& options)
       pool_(options.num_blocks, options.block_size, hasher_->key_bytes()),
       audiences_(options.sharing == Sharing::kAnonymous ? options.k : 0),
       tree_(options.grain, pool_, *hasher_, audiences_),
-      evicted_(options.thrash_window, options.thrash_slots) {
+      evicted_(options.thrash_window) {
   const PolicyContext context{tree_.nodes(), pool_, now_, options.tokens_per_id};
   tree_.use_policy(options.policy_factory ? options.policy_factory(context) : make_policy(options.policy, context));
 }

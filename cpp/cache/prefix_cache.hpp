@@ -35,7 +35,6 @@ struct CacheOptions {
   std::uint64_t secret = 0;
   std::function<std::unique_ptr<BlockHasher>()> hasher_factory;  // instead, if there is one
   std::uint32_t thrash_window = 0;  // evicted blocks that are remembered
-  double thrash_slots = 4.0 / 3.0;  // places for each of them: the more, the fewer are looked at
   Sharing sharing = Sharing::kIsolated;
   std::uint32_t k = 0;           // for Sharing::kAnonymous
   std::uint32_t pin_budget = 0;  // blocks that pin() may hold altogether

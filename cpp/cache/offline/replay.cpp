@@ -12,15 +12,16 @@ namespace {
 
 constexpr std::int64_t kRequestsBetweenReports = 256;
 
-// A block's key is its number, which stands for all before it as it is, and which namespace it lies in.
+// A block's key is its number, which stands for all before it as it is, within its namespace.
 class NumberedBlocks final : public BlockHasher {
  public:
   std::uint32_t key_bytes() const override { return sizeof(std::uint64_t); }
 
   void chain(const std::uint8_t* parent, const Token* tokens, std::uint32_t, std::uint8_t* key) const override {
-    std::uint64_t space;
-    std::memcpy(&space, parent, sizeof space);
-    const std::uint64_t value = (space >> 32 << 32) | static_cast<std::uint32_t>(tokens[0]);
+    std::uint64_t value;
+    std::memcpy(&value, parent, sizeof value);
+    const std::uint64_t space = value >> 32;
+    value = space << 32 | (space ^ static_cast<std::uint32_t>(tokens[0]));
     std::memcpy(key, &value, sizeof value);
   }
 
@@ -78,7 +79,6 @@ void set_for_blocks(CacheOptions& options, std::int64_t tokens_per_block) {
   options.block_size = 1;
   options.tokens_per_id = static_cast<double>(tokens_per_block);
   options.hasher_factory = [] { return std::make_unique<NumberedBlocks>(); };
-  options.thrash_slots = 4.0;
 }
 
 SessionHints RequestColumns::hints(std::int64_t i) const {

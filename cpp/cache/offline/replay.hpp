@@ -62,8 +62,7 @@ class BlockLog final : public RequestSource {
   std::vector<Token> tokens_;
 };
 
-// Makes `options` those of a cache for a BlockLog: a block is one token, which stands for `tokens_per_block`. Memory is
-// of less account than in a cache that serves.
+// Makes `options` those of a cache for a BlockLog: a block is one token, which stands for `tokens_per_block`.
 void set_for_blocks(CacheOptions& options, std::int64_t tokens_per_block);
 
 // What else is known of each request. Null for what the log does not have.

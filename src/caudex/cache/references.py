@@ -47,12 +47,11 @@ def replay_reference(trace: BlockTrace, name: ReferenceName, capacity: int) -> R
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; it must be at least one block")
     cache = _CACHES[name](capacity)
-    full = trace.num_full_blocks.tolist()
-    reusable = (np.maximum(trace.input_lengths - 1, 0) // trace.block_size).tolist()
+    ids, offsets = trace.block_ids()
     hits = np.zeros(len(trace), dtype=np.int64)
-    for i, start in enumerate(trace.offsets[:-1].tolist()):
-        path = trace.block_ids[start : start + min(full[i], capacity)].tolist()
-        hits[i] = min(cache.serve(path), reusable[i])
+    for i, reusable in enumerate(trace.num_reusable_blocks.tolist()):
+        path = ids[offsets[i] : min(offsets[i + 1], offsets[i] + capacity)].tolist()
+        hits[i] = min(cache.serve(path), reusable)
     return ReferenceResult(hits, int(hits.sum()) * trace.block_size, trace.prompt_tokens)
 
 
