@@ -182,9 +182,9 @@ def test_requests_that_cannot_be_served_are_refused_at_once(engine: Engine) -> N
     refused = [
         ([], "empty"),
         ([1] * 200, "200 tokens.*at most 200"),
-        ([1, 260], "the prompt has token id 260"),
-        ([-1], "the prompt has token id -1"),
-        ([10**30], "the prompt has token id 1000"),
+        ([1, 260], "prompt has token id 260"),
+        ([-1], "prompt has token id -1"),
+        ([10**30], "prompt has token id 1000"),
     ]
     for prompt, message in refused:
         with pytest.raises(ValueError, match=message):

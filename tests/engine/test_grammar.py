@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,5 +75,26 @@ def test_a_grammar_that_grows_beyond_all_limits_fails_its_request_alone(engine: 
     last = submit(engine, PROMPT, SamplingParams(grammar=OutputGrammar("regex", "a{1000000}"))).wait().last
     assert last.finish_reason == "error"
     assert "grammar cannot be followed" in (last.error or "")
+    assert last.error_field == "grammar"
     assert len(free.wait().tokens) == 30
     assert engine.stats().num_pinned_blocks == 0
+
+
+def test_a_compiled_grammar_is_kept_and_starts_anew(engine: Engine) -> None:
+    """Requests of one grammar follow it each from its beginning."""
+    params = SamplingParams(grammar=OutputGrammar("choice", '["yes", "no"]'), max_tokens=9, temperature=5.0, seed=1)
+    texts = [completion.text for completion in engine.sample([1], params, 20)]
+    assert set(texts) == {"yes", "no"}
+
+
+def test_rules_that_lead_thousands_deep_do_not_end_the_process() -> None:
+    """llguidance recurses along them; run in a process of its own, which would die."""
+    program = r"""
+from caudex.engine.grammar import GrammarCompiler
+from caudex.engine.types import OutputGrammar
+from tests.conftest import byte_tokenizer
+
+rules = "".join(f'a{i}:"x"|a{i+1}\n' for i in range(4000))
+GrammarCompiler(byte_tokenizer(), 260, [257]).compile(OutputGrammar("lark", f'start:a0\n{rules}a4000:"x"'))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2], timeout=120)

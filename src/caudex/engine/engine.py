@@ -32,6 +32,7 @@ from caudex.engine.types import (
     EngineStats,
     GenerationError,
     GenerationRequest,
+    InvalidRequestError,
     OutputCallback,
     RequestOutput,
     SamplingParams,
@@ -174,8 +175,8 @@ class Engine:
         """Queue a request; returns at once.
 
         Raises:
-            ValueError: the prompt is empty or can never fit (says both lengths); prompt or `logit_bias` hold an id
-                outside the vocabulary; the grammar is not valid; there is no such adapter; or the request id is in use.
+            InvalidRequestError: the prompt is empty or can never fit (says both lengths); it or `logit_bias` hold an
+                id outside the vocabulary; the grammar is not valid; there is no such adapter; or the id is in use.
             EngineDeadError: the engine has been shut down or has died.
         """
 
@@ -183,7 +184,7 @@ class Engine:
         self._check_token_ids(request.sampling.logit_bias, "logit_bias")
         if request.adapter is not None and request.adapter not in self.config.lora_adapters:
             known = ", ".join(self.config.lora_adapters) or "none"
-            raise ValueError(f"there is no adapter {request.adapter!r}; loaded are: {known}")
+            raise InvalidRequestError(f"there is no adapter {request.adapter!r}; loaded are: {known}", "adapter")
         grammar = request.sampling.grammar
         matcher = None if grammar is None else self._grammars.compile(grammar)
         max_output = min(request.sampling.max_tokens, self.max_model_len - len(prompt))
@@ -191,7 +192,7 @@ class Engine:
             if not self._accepting:
                 raise EngineDeadError(self._why_not_accepting())
             if request.request_id in self._known_ids:
-                raise ValueError(f"request id {request.request_id!r} is in use")
+                raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
             self._known_ids.add(request.request_id)
             state = SequenceState(
                 request.request_id,
@@ -219,7 +220,7 @@ class Engine:
         With a seed, sample i has the seed plus i.
 
         Raises:
-            GenerationError, ValueError, EngineDeadError: as `generate`.
+            GenerationError, InvalidRequestError, EngineDeadError: as `generate`.
         """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         leader = uuid.uuid4().hex
@@ -243,7 +244,7 @@ class Engine:
 
         Raises:
             GenerationError: a request failed, or the engine was shut down meanwhile.
-            ValueError, EngineDeadError: as `submit`.
+            InvalidRequestError, EngineDeadError: as `submit`.
         """
         pending = [_PendingCompletion() for _ in prompts]
         for prompt, completion in zip(prompts, pending, strict=True):
@@ -293,19 +294,22 @@ class Engine:
     def _checked_prompt(self, request: GenerationRequest) -> Int32Array:
         token_ids = request.prompt_token_ids
         if not token_ids:
-            raise ValueError("the prompt is empty; it needs at least one token")
+            raise InvalidRequestError("the prompt is empty; it needs at least one token", "prompt")
         if len(token_ids) >= self.max_model_len:
-            raise ValueError(
+            raise InvalidRequestError(
                 f"the prompt is {len(token_ids)} tokens long and at least one is to be generated, but prompt and "
-                f"output together may be at most {self.max_model_len} tokens"
+                f"output together may be at most {self.max_model_len} tokens",
+                "prompt",
             )
-        self._check_token_ids(token_ids, "the prompt")
+        self._check_token_ids(token_ids, "prompt")
         return np.asarray(token_ids, dtype=np.int32)
 
-    def _check_token_ids(self, token_ids: Collection[int], holder: str) -> None:
+    def _check_token_ids(self, token_ids: Collection[int], field: str) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             outside = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
-            raise ValueError(f"{holder} has token id {outside}; the model's are 0 to {self._vocab_size - 1}")
+            raise InvalidRequestError(
+                f"{field} has token id {outside}; the model's are 0 to {self._vocab_size - 1}", field
+            )
 
     def _why_not_accepting(self) -> str:
         return "the engine is shut down" if self._error is None else f"the engine has died: {self._error!r}"

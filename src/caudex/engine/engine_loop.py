@@ -204,7 +204,8 @@ class EngineLoop:
             stream.push(token)
         except GrammarError as error:
             self._scheduler.finish(stream.state)
-            self._end(stream, "error", str(error))
+            grammar = stream.request.sampling.grammar
+            self._end(stream, "error", str(error), grammar.origin if grammar else None)
             return
         except Exception:
             _log.exception("the output callback of request %s raised; aborting it", stream.request.request_id)
@@ -224,10 +225,12 @@ class EngineLoop:
         else:
             self._scheduler.pins.release(session)
 
-    def _end(self, stream: OutputStream, reason: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self, stream: OutputStream, reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
         """Final output of a request that the scheduler has let go of."""
         try:
-            stream.end(reason, error)
+            stream.end(reason, error, error_field)
         except Exception:
             _log.exception("the output callback of request %s raised", stream.request.request_id)
         self._forget(stream, reason)

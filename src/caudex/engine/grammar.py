@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caudex.engine.types import OutputGrammar
+from caudex.engine.types import MAX_GRAMMAR_LENGTH, InvalidRequestError, OutputGrammar
+
+Result = TypeVar("Result")
+
+_NUM_KEPT = 16
+_FUEL_A_STEP = 50_000
+"""Of llguidance's lexer, whose default of four times as much lets a hostile pattern hold up a step for seconds."""
+_STACK_BYTES = 2**29
 
 
 class GrammarError(RuntimeError):
@@ -50,9 +60,10 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """Makes matchers for one model's vocabulary. Any thread may call it.
+    """Makes matchers for one model's vocabulary. Any thread may call it; grammars are compiled one at a time.
 
-    What llguidance needs to know of the vocabulary takes up to a second to build, so it is built at the first use.
+    What llguidance needs to know of the vocabulary takes up to a second to build, so it is built at the first use. The
+    grammars used last are kept, so that the samples of a request, and requests alike, compile theirs once.
     """
 
     def __init__(self, hf_tokenizer: Any, vocab_size: int, eos_token_ids: list[int]) -> None:
@@ -61,38 +72,70 @@ class GrammarCompiler:
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._vocabulary: Any = None
+        self._compiled: OrderedDict[OutputGrammar, Any] = OrderedDict()
 
     def compile(self, grammar: OutputGrammar) -> GrammarMatcher:
         """A matcher at the start of `grammar`.
 
         Raises:
-            ValueError: it is no valid grammar of its kind; the message has llguidance's words.
+            InvalidRequestError: it is no valid grammar of its kind, or too long; the message has llguidance's words.
             ModuleNotFoundError: llguidance is not installed; the message says how to.
         """
+        if len(grammar.text) > MAX_GRAMMAR_LENGTH:
+            raise InvalidRequestError(
+                f"the {grammar.kind} is {len(grammar.text)} characters long; expected at most {MAX_GRAMMAR_LENGTH}",
+                grammar.origin,
+            )
         try:
-            from llguidance import LLMatcher
+            import llguidance  # noqa: F401
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "output that follows a grammar needs the package llguidance: pip install 'caudex[grammar]'"
             ) from error
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                matcher = self._compiled[grammar] = with_deep_stack(lambda: self._compile(grammar))
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > _NUM_KEPT:
+                self._compiled.popitem(last=False)
+            return GrammarMatcher(matcher.deep_copy(), self._vocab_size)
+
+    def _compile(self, grammar: OutputGrammar) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
         try:
             source = _llguidance_source(LLMatcher, grammar)
-        except ValueError as error:
-            raise ValueError(f"the {grammar.kind} cannot be used: {error}") from error
-        matcher = LLMatcher(self._load_vocabulary(), source, log_level=0)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"the {grammar.kind} cannot be used: {error}", grammar.origin) from error
+        limits = LLParserLimits(step_lexer_fuel=_FUEL_A_STEP)
+        matcher = LLMatcher(self._load_vocabulary(), source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(f"the {grammar.kind} cannot be used: {matcher.get_error()}")
-        return GrammarMatcher(matcher, self._vocab_size)
+            raise InvalidRequestError(f"the {grammar.kind} cannot be used: {matcher.get_error()}", grammar.origin)
+        return matcher
 
     def _load_vocabulary(self) -> Any:
         from llguidance.hf import from_tokenizer
 
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = from_tokenizer(
-                    self._hf_tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                )
-            return self._vocabulary
+        if self._vocabulary is None:
+            self._vocabulary = from_tokenizer(
+                self._hf_tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+            )
+        return self._vocabulary
+
+
+def with_deep_stack(work: Callable[[], Result]) -> Result:
+    """Run `work` on a thread of its own, whose stack has room for grammars whose rules lead thousands deep.
+
+    llguidance follows them by recursion, and a stack that overflows ends the process. Memory is taken as it is used.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            running = pool.submit(work)
+        finally:
+            threading.stack_size(usual)
+        return running.result()
 
 
 def _llguidance_source(matcher_class: Any, grammar: OutputGrammar) -> str:
@@ -104,6 +147,8 @@ def _llguidance_source(matcher_class: Any, grammar: OutputGrammar) -> str:
             return str(matcher_class.grammar_from_regex(grammar.text))
         case "choice":
             choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
+            if not choices:
+                raise ValueError("there is nothing to choose from")
             return str(matcher_class.grammar_from_lark(f"start: {choices}"))
         case "lark":
             return str(matcher_class.grammar_from_lark(grammar.text))

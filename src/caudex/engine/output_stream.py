@@ -67,9 +67,9 @@ class OutputStream:
         text, reason, stop_reason = self._advance(token.token_id)
         self._give(text, reason, stop_reason, [token])
 
-    def end(self, reason: FinishReason, error: str | None = None) -> None:
+    def end(self, reason: FinishReason, error: str | None = None, error_field: str | None = None) -> None:
         """Finish without another token."""
-        self._give(self._rest(), reason, error=error)
+        self._give(self._rest(), reason, error=error, error_field=error_field)
 
     def _advance(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """The new text, and whether and why it is the last."""
@@ -103,6 +103,7 @@ class OutputStream:
         stop_reason: str | int | None = None,
         tokens: list[SampledToken] | None = None,
         error: str | None = None,
+        error_field: str | None = None,
     ) -> None:
         tokens = tokens or []
         self.finish_reason = reason
@@ -119,6 +120,7 @@ class OutputStream:
                 stop_reason=stop_reason,
                 logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
                 error=error,
+                error_field=error_field,
                 prompt_logprobs=tuple(self.state.prompt_scores) if scores else (),
             )
         )

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 from caudex.cache.namespace import ADAPTER_SEPARATOR
 
+GrammarKind: TypeAlias = Literal["json_schema", "regex", "choice", "lark"]
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
@@ -23,12 +25,23 @@ MAX_STOP_LENGTH = 1024
 """The longest stop string, in characters; up to as many may be held back from the owner until they are known not to be
 one."""
 
+MAX_GRAMMAR_LENGTH = 2**16
+"""The longest text of a grammar, in characters: what takes seconds to compile, or a step to follow, is longer."""
+
 MAX_PRIORITY = 2**31 - 1
 """Priorities lie between this and its negative."""
 
 
 class ChatTemplateError(ValueError):
     """A conversation that the model's chat template cannot render; the message says why."""
+
+
+class InvalidRequestError(ValueError):
+    """A request that cannot be served; `field` is what is wrong with it: `prompt`, `grammar`, `logit_bias` ..."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class EngineDeadError(RuntimeError):
@@ -40,11 +53,13 @@ class OutputGrammar:
     """What an output must look like.
 
     `text` is a JSON schema (`json_schema`), a regular expression (`regex`), a JSON list of strings of which the output
-    is one (`choice`), or a grammar in llguidance's variant of Lark (`lark`).
+    is one (`choice`), or a grammar in llguidance's variant of Lark (`lark`). At most `MAX_GRAMMAR_LENGTH` characters.
+    `origin` is the field that an `InvalidRequestError` is to name.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "lark"]
+    kind: GrammarKind
     text: str
+    origin: str = field(default="grammar", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +186,8 @@ class TokenLogprob:
 class RequestOutput:
     """What one engine step added to a request. `text` is the new text only; the last output has a `finish_reason`.
 
-    The first output has the `prompt_logprobs` that were asked for, one entry for each prompt token but the first.
+    The first output has the `prompt_logprobs` that were asked for, one entry for each prompt token but the first. An
+    `error` that the request itself has caused names the field in `error_field`.
     """
 
     request_id: str
@@ -184,6 +200,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    error_field: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 

@@ -23,12 +23,16 @@ TYPE_OF_STATUS = {
 }
 
 
+MAX_MESSAGE = 1000
+"""Longer messages are cut: values that they name may be as long as a body."""
+
+
 class APIError(Exception):
     """A refusal to show the client: `message` names the value and the remedy, `param` the field at fault."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."
         self.status = status
         self.param = param
         self.code = code

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from caudex.engine.types import OutputGrammar
+from caudex.engine.types import GrammarKind, OutputGrammar
 from caudex.server.errors import APIError
 
 ANY_OBJECT = '{"type": "object"}'
@@ -51,9 +51,9 @@ def response_grammars(response: ResponseFormat | None) -> list[OutputGrammar]:
     if response is None or response.type == "text":
         return []
     if response.type == "json_object":
-        return [OutputGrammar("json_schema", ANY_OBJECT)]
+        return [OutputGrammar("json_schema", ANY_OBJECT, "response_format")]
     if response.type == "json_schema" and response.json_schema is not None:
-        return [OutputGrammar("json_schema", as_text(response.json_schema.schema))]
+        return [OutputGrammar("json_schema", as_text(response.json_schema.schema), "response_format")]
     raise APIError(
         f"response_format.type is {response.type!r}; expected 'text', 'json_object', or 'json_schema' and one",
         param="response_format",
@@ -63,16 +63,13 @@ def response_grammars(response: ResponseFormat | None) -> list[OutputGrammar]:
 def structured_grammars(structured: StructuredOutputs | None) -> list[OutputGrammar]:
     if structured is None:
         return []
-    found: list[OutputGrammar] = []
-    if structured.json is not None:
-        found.append(OutputGrammar("json_schema", as_text(structured.json)))
-    if structured.regex is not None:
-        found.append(OutputGrammar("regex", structured.regex))
-    if structured.choice is not None:
-        found.append(OutputGrammar("choice", as_text(structured.choice)))
-    if structured.grammar is not None:
-        found.append(OutputGrammar("lark", structured.grammar))
-    return found
+    asked: list[tuple[GrammarKind, Any]] = [
+        ("json_schema", structured.json),
+        ("regex", structured.regex),
+        ("choice", structured.choice),
+        ("lark", structured.grammar),
+    ]
+    return [OutputGrammar(kind, as_text(value), "structured_outputs") for kind, value in asked if value is not None]
 
 
 def as_text(value: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from caudex.engine.types import EngineDeadError, GenerationRequest, RequestOutput
+from caudex.engine.types import EngineDeadError, GenerationRequest, InvalidRequestError, RequestOutput
 from caudex.server.errors import APIError, engine_dead
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class Generation:
 
         try:
             self._engine.submit(self._requests[choice], on_output)
-        except ValueError as exc:
-            raise APIError(str(exc)) from None
+        except InvalidRequestError as exc:
+            raise APIError(str(exc), param=exc.field) from None
         except ModuleNotFoundError as exc:
             raise APIError(str(exc), status=501) from None
         except EngineDeadError as exc:
@@ -146,6 +146,8 @@ class Generation:
 
 
 def raise_if_failed(output: RequestOutput) -> None:
+    if output.finish_reason == "error" and output.error_field is not None:
+        raise APIError(output.error or "the request cannot be served", param=output.error_field)
     if output.finish_reason == "error":
         raise APIError(output.error or "the engine failed on this request", status=500)
     if output.finish_reason == "abort":

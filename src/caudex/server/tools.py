@@ -75,7 +75,7 @@ def calls_grammar(functions: Mapping[str, dict[str, Any]], *, many: bool) -> Out
     rules = [call_rule(f"call{index}", name, schema) for index, (name, schema) in enumerate(functions.items())]
     calls = " | ".join(f"call{index}" for index in range(len(functions)))
     more = ' ("\\n" call)*' if many else ""
-    return OutputGrammar("lark", "\n".join([f"start: call{more}", f"call: {calls}", *rules]))
+    return OutputGrammar("lark", "\n".join([f"start: call{more}", f"call: {calls}", *rules]), "tools")
 
 
 def call_rule(rule: str, name: str, schema: Mapping[str, Any]) -> str:
