@@ -1,9 +1,11 @@
-"""Two real servers behind the gateway, paused, killed and restarted while clients run.
+"""Real servers behind the gateway, paused, killed, stopped, restarted and overloaded while clients run.
 
-    python benchmarks/fleet_failures.py [--json FILE]
+    python benchmarks/fleet_failures.py [--vllm PATH/TO/bin/vllm] [--kv-events] [--json FILE]
 
-Needs `caudex serve` and its default model. Clients ask for greedy answers, which are compared with those that a server
-gave beforehand: every answer must be right, or end with an error event behind a right beginning, or be an error status.
+Two `caudex serve`, or one and a vLLM, with the default model. Clients ask for greedy answers, which are compared with
+those that the servers gave beforehand: every answer must be right, or end with an error event behind a right beginning,
+or be an error status; none may take longer than PATIENCE. At the end the gateway's own account, its access log, must
+have exactly the answers that the clients had. With --kv-events the policy is prefix_exact, by the servers' KV events.
 """
 
 from __future__ import annotations
@@ -13,145 +15,296 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from caudex.bench.client import Endpoint, ServerError, events, first_model, texts
+from caudex.bench.client import Endpoint, ServerError, events, first_model, read_usage, texts
+from caudex.bench.client import Record as UsageRecord
+from caudex.engine.loading import locate_checkpoint
 
 QUESTIONS = 12
 CLIENTS = 6
+CROWD = 60
+"""Clients at once in the overload; the gateway takes 8 requests a worker and lets 8 wait."""
+PATIENCE = 120.0
 SYSTEM = "You are a terse assistant. " * 20
+BLOCK = "32"
+"""Tokens a block: what vLLM's CPU backend needs, and equal for all, as exact routing needs it."""
+
+
+class Server:
+    """A server that can be started again on its port. Its KV events are at port + 1, their replay at port + 2."""
+
+    def __init__(self, command: list[str], port: int, environment: dict[str, str] | None = None) -> None:
+        self.command, self.port = command, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.environment = os.environ | (environment or {})
+        self.start()
+
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(self.command, env=self.environment, stdout=quiet, stderr=quiet)
+
+    def send(self, number: signal.Signals) -> None:
+        """To the process and its children: vLLM computes in one of those."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        self.send(number)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.send(signal.SIGCONT)
+        self.end(signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
 
 
 def free_port() -> int:
+    """A free port with free ones for events behind it, as far as can be told."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "caudex", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def caudex(port: int) -> Server:
+    publish = ["--kv-events-endpoint", f"tcp://127.0.0.1:{port + 1}"]
+    replay = ["--kv-events-replay-endpoint", f"tcp://127.0.0.1:{port + 2}"]
+    sizes = ["--num-blocks", "300", "--block-size", BLOCK]
+    return Server([sys.executable, "-m", "caudex", "serve", "--port", str(port), *sizes, *publish, *replay], port)
 
 
-def server(port: int) -> subprocess.Popen[bytes]:
-    return start("serve", "--port", str(port), "--num-blocks", "400")
+def vllm(program: str, port: int) -> Server:
+    publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port + 1}"}
+    publish["replay_endpoint"] = f"tcp://127.0.0.1:{port + 2}"
+    sizes = ["--block-size", BLOCK, "--num-gpu-blocks-override", "300", "--max-model-len", "4096"]
+    modes = ["--dtype", "bfloat16", "--enforce-eager", "--enable-prompt-tokens-details"]
+    name = ["--served-model-name", "SmolLM2-135M-Instruct", "--kv-events-config", json.dumps(publish)]
+    command = [program, "serve", str(locate_checkpoint(None).directory), "--port", str(port), *sizes, *modes, *name]
+    return Server(command, port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
 
 
-def available(port: int) -> int:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-        return int(json.load(answer).get("available", 1))
-    return 0
+def page(url: str) -> str:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+        return str(answer.read().decode())
+    return ""
 
 
-async def until_available(port: int, count: int, seconds: float) -> float:
+async def until(condition: Callable[[], bool], what: str, seconds: float = 400.0) -> float:
+    """Seconds until the condition held."""
     began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        if await asyncio.to_thread(available, port) >= count:
-            return time.monotonic() - began
-        await asyncio.sleep(0.05)
-    raise TimeoutError(f"port {port} has not {count} available after {seconds} s")
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"waited {seconds} s in vain for {what}")
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
 
 
-async def ask(endpoint: Endpoint, question: int) -> tuple[str, str]:
-    """How it ended ("whole", or what the error said) and the text until then."""
+async def ask(endpoint: Endpoint, question: int) -> tuple[str, str, UsageRecord]:
+    """How it ended ("whole", or what the error said), the text until then, and what it used."""
     messages = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"Count from {question} upward."},
     ]
     body = {"model": endpoint.model, "messages": messages, "max_tokens": 16, "temperature": 0, "stream": True}
+    body["stream_options"] = {"include_usage": True}
     pieces: list[str] = []
+    usage = UsageRecord(first=False)
     try:
-        async for _, chunk in events(endpoint, "/v1/chat/completions", body):
-            pieces += texts(chunk)
-    except ServerError as error:
-        return str(error), "".join(pieces)
-    return "whole", "".join(pieces)
+        async with asyncio.timeout(PATIENCE):
+            async for _, chunk in events(endpoint, "/v1/chat/completions", body):
+                pieces += texts(chunk)
+                read_usage(usage, chunk)
+    except TimeoutError:
+        return "HUNG", "".join(pieces), usage
+    except (ServerError, OSError, EOFError) as error:
+        return str(error) or type(error).__name__, "".join(pieces), usage
+    return "whole", "".join(pieces), usage
 
 
-def verdict(ending: str, text: str, right: str) -> str:
+def verdict(ending: str, text: str, right: set[str]) -> str:
     if ending == "whole":
-        return "right" if text == right else "WRONG"
+        return "right" if text in right else "WRONG"
     if ending.startswith("error in the stream"):
-        return "told" if right.startswith(text) else "WRONG"
-    return "refused" if ending.startswith("status 5") else f"SILENT CUT: {ending}"
+        return "told" if any(answer.startswith(text) for answer in right) else "WRONG"
+    status = re.match(r"status (\d+)", ending)
+    if status is not None and status[1] in ("429", "502", "503"):
+        return f"refused with {status[1]}"
+    return "HUNG" if ending == "HUNG" else f"SILENT CUT: {ending}"
 
 
-async def play(ports: list[int], gateway: int, servers: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    direct = Endpoint(f"http://127.0.0.1:{ports[0]}", "")
-    model = await first_model(direct)
-    right = [(await ask(Endpoint(direct.url, model), i))[1] for i in range(QUESTIONS)]
-    endpoint = Endpoint(f"http://127.0.0.1:{gateway}", model)
-    verdicts: Counter[str] = Counter()
-    slowest, stop = 0.0, False
+class Clients:
+    """Clients that ask without end, and what became of every question, by phase."""
 
-    async def client(first: int) -> None:
-        nonlocal slowest
-        i = first
-        while not stop:
-            began = time.monotonic()
-            ending, text = await ask(endpoint, i % QUESTIONS)
-            slowest = max(slowest, time.monotonic() - began)
-            verdicts[verdict(ending, text, right[i % QUESTIONS])] += 1
-            i += CLIENTS
+    def __init__(self, endpoint: Endpoint, right: list[set[str]]) -> None:
+        self.endpoint, self.right = endpoint, right
+        self.phases: dict[str, dict[str, Any]] = {}
+        self.all: Counter[str] = Counter()
+        self.reported_cached = 0
 
-    clients = [asyncio.create_task(client(i)) for i in range(CLIENTS)]
-    await asyncio.sleep(5)
-    os.kill(servers[1].pid, signal.SIGSTOP)
-    await asyncio.sleep(10)
-    os.kill(servers[1].pid, signal.SIGCONT)
-    resumed = await until_available(gateway, 2, 60)
-    await asyncio.sleep(3)
-    servers[0].kill()
-    servers[0].wait()
-    await asyncio.sleep(3)
-    servers[0] = server(ports[0])
-    await until_available(ports[0], 1, 300)
-    restarted = await until_available(gateway, 2, 60)
-    await asyncio.sleep(3)
-    stop = True
-    await asyncio.gather(*clients)
+    async def during(self, name: str, count: int, events: Awaitable[dict[str, float]]) -> None:
+        """Runs so many clients while something happens, and until each has its last answer."""
+        verdicts: Counter[str] = Counter()
+        slowest, over = 0.0, False
+
+        async def client(first: int) -> None:
+            nonlocal slowest
+            question = first
+            while not over:
+                began = time.monotonic()
+                ending, text, usage = await ask(self.endpoint, question % QUESTIONS)
+                slowest = max(slowest, time.monotonic() - began)
+                verdicts[verdict(ending, text, self.right[question % QUESTIONS])] += 1
+                self.reported_cached += usage.cached_tokens or 0
+                question += count
+                if ending.startswith("status"):
+                    await asyncio.sleep(0.2)
+
+        clients = [asyncio.create_task(client(i)) for i in range(count)]
+        try:
+            times = await events
+        finally:
+            over = True
+        await asyncio.gather(*clients)
+        self.all += verdicts
+        self.phases[name] = {"verdicts": dict(verdicts), "slowest_seconds": round(slowest, 2), **times}
+        print(name, json.dumps(self.phases[name]), flush=True)
+
+
+class Drama:
+    """What happens to the servers. Each act ends with all servers available again."""
+
+    def __init__(self, servers: list[Server], gateway: str) -> None:
+        self.servers, self.gateway = servers, gateway
+
+    def available(self) -> int:
+        return int(json.loads(page(f"{self.gateway}/health") or "{}").get("available", 0))
+
+    async def all_available(self) -> float:
+        return await until(lambda: self.available() == len(self.servers), "all servers to be available")
+
+    async def nothing(self) -> dict[str, float]:
+        await asyncio.sleep(10)
+        return {}
+
+    async def paused(self, server: Server) -> dict[str, float]:
+        server.send(signal.SIGSTOP)
+        await asyncio.sleep(10)
+        server.send(signal.SIGCONT)
+        return {"seconds_to_traffic": round(await self.all_available(), 2)}
+
+    async def ended(self, server: Server, number: signal.Signals) -> dict[str, float]:
+        """Ended and started again; the time counts from when the server itself is ready."""
+        await asyncio.to_thread(server.end, number)
+        await asyncio.sleep(3)
+        server.start()
+        await until(lambda: page(f"{server.url}/v1/models") != "", "a server to start again")
+        seconds = await self.all_available()
+        await asyncio.sleep(3)
+        return {"seconds_to_traffic": round(seconds, 2)}
+
+
+async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[str, Any]:
+    drama = Drama(servers, gateway)
+    await drama.all_available()
+    model = await first_model(Endpoint(servers[0].url, ""))
+    right = [{(await ask(Endpoint(server.url, model), i))[1] for server in servers} for i in range(QUESTIONS)]
+    clients = Clients(Endpoint(gateway, model), right)
+    first, last = servers[0], servers[-1]
+    await clients.during("calm", CLIENTS, drama.nothing())
+    await clients.during("one paused", CLIENTS, drama.paused(last))
+    await clients.during("the other paused", CLIENTS, drama.paused(first))
+    await clients.during("one killed", CLIENTS, drama.ended(first, signal.SIGKILL))
+    await clients.during("one stopped in good order", CLIENTS, drama.ended(first, signal.SIGTERM))
+    await clients.during("overloaded", CROWD, drama.nothing())
+    await clients.during("the other killed", CLIENTS, drama.ended(last, signal.SIGKILL))
+    await asyncio.sleep(2)
+    return {"phases": clients.phases, "total": dict(clients.all), **account(clients, gateway, access_log)}
+
+
+def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
+    """Whether the gateway's account agrees with its clients', and what it believed of the servers' caches."""
+    lines = [json.loads(line) for line in access_log.read_text().splitlines()]
+    answers = [line for line in lines if line["path"] == "/v1/chat/completions"]
+    theirs = Counter(
+        name.removeprefix("refused with ") if "refused" in name else "200" for name in clients.all.elements()
+    )
+    metrics = page(f"{gateway}/metrics")
     return {
-        "requests": verdicts.total(),
-        "verdicts": dict(verdicts),
-        "slowest_seconds": slowest,
-        "seconds_to_traffic_after_resume": resumed,
-        "seconds_to_traffic_after_restart": restarted,
+        "statuses_by_clients": dict(theirs),
+        "statuses_by_gateway": dict(Counter(str(line["status"]) for line in answers)),
+        "cached_tokens_by_clients": clients.reported_cached,
+        "cached_tokens_by_gateway": sum(line.get("reported_cached_tokens") or 0 for line in answers),
+        "in_flight_at_the_end": total(metrics, "caudex_gateway_worker_in_flight"),
+        "retries": total(metrics, "caudex_gateway_retries_total"),
+        "broken_streams": total(metrics, "caudex_gateway_broken_streams_total"),
+        "predicted_cached_tokens": total(metrics, "caudex_gateway_predicted_cached_tokens_total"),
+        "reported_cached_tokens": total(metrics, "caudex_gateway_reported_cached_tokens_total"),
+        "index_drops": {
+            cause: total(metrics, "caudex_gateway_index_drops_total", cause) for cause in ("restart", "drift")
+        },
     }
 
 
-async def run() -> dict[str, Any]:
+def total(metrics: str, name: str, label: str = "") -> float:
+    lines = [line for line in metrics.splitlines() if line.startswith(name) and label in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def faults(report: dict[str, Any]) -> list[str]:
+    bad = [name for name in report["total"] if name not in ("right", "told") and not name.startswith("refused")]
+    off = [
+        what for what in ("statuses", "cached_tokens") if report[f"{what}_by_clients"] != report[f"{what}_by_gateway"]
+    ]
+    bad += [f"{what} do not add up" for what in off]
+    return bad + (["requests are still in flight"] if report["in_flight_at_the_end"] else [])
+
+
+async def run(args: argparse.Namespace, access_log: Path) -> dict[str, Any]:
     ports, gateway = [free_port(), free_port()], free_port()
-    servers = [server(port) for port in ports]
-    workers = [part for port in ports for part in ("--worker", f"http://127.0.0.1:{port}")]
-    router = start("route", *workers, "--port", str(gateway))
-    try:
-        await until_available(gateway, 2, 300)
-        return await play(ports, gateway, servers)
-    finally:
-        for process in (router, *servers):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGCONT)
-            process.kill()
-            process.wait()
+    with contextlib.ExitStack() as stack:
+        servers = [caudex(ports[0]), vllm(args.vllm, ports[1]) if args.vllm else caudex(ports[1])]
+        for server in servers:
+            stack.callback(server.close)
+        options = [part for server in servers for part in ("--worker", server.url)]
+        options += ["--max-concurrency", "8", "--max-queue", "8", "--access-log", str(access_log)]
+        if args.kv_events:
+            options += ["--kv-events", "tcp://*:+1", "--kv-replay", "tcp://*:+2", "--policy", "prefix_exact"]
+            options += ["--tokenizer", str(locate_checkpoint(None).directory)]
+        command = [sys.executable, "-m", "caudex", "route", *options, "--port", str(gateway), "--log-level", "warning"]
+        router = subprocess.Popen(command)
+        stack.callback(router.wait)
+        stack.callback(router.kill)
+        return await play(servers, f"http://127.0.0.1:{gateway}", access_log)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", help="path of the program vllm; it takes the second server's place")
+    parser.add_argument("--kv-events", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    report = asyncio.run(run())
-    print(json.dumps(report, indent=2))
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(run(args, Path(folder) / "access.log"))
+    print(json.dumps({name: value for name, value in report.items() if name != "phases"}, indent=2))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")
-    bad = [name for name in report["verdicts"] if name not in ("right", "told", "refused")]
+    bad = faults(report)
     sys.exit(f"not as promised: {bad}" if bad else 0)
 
 

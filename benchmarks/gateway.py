@@ -1,6 +1,7 @@
-"""What a gateway costs: latency it adds and streamed requests it carries, side by side with other routers.
+"""What a gateway costs: latency it adds, streamed requests it carries, what an open stream weighs, and how soon work is
+cancelled when its client leaves; side by side with other routers.
 
-    python benchmarks/gateway.py [--peers PYTHON] [--json FILE]
+    python benchmarks/gateway.py [--peers PYTHON] [--only throughput|streams] [--json FILE]
 
 Starts two backends that answer at once with five events, Caudex's gateway, and, where the interpreter PYTHON has them,
 `sglang-router` and `vllm-router` with their cache-aware policies. Everything runs on this machine, so backends and
@@ -28,6 +29,7 @@ from typing import Any
 BACKEND = Path(__file__).with_name("gateway_backend.py")
 SCENES = ((4_096, 1, False), (4_096, 32, False), (32_768, 32, False), (32_768, 32, True))
 """Bytes of prompt, connections, cold."""
+CANCEL_PATIENCE = 5.0
 
 
 def free_port() -> int:
@@ -120,7 +122,8 @@ def commands(backends: list[int], peers: str | None) -> dict[str, tuple[list[str
     urls = [f"http://127.0.0.1:{port}" for port in backends]
     port = free_port()
     workers = [part for url in urls for part in ("--worker", url)]
-    caudex = [sys.executable, "-m", "caudex", "route", *workers, "--port", str(port), "--log-level", "warning"]
+    options = ["--port", str(port), "--log-level", "warning", "--max-concurrency", "2000"]
+    caudex = [sys.executable, "-m", "caudex", "route", *workers, *options]
     found = {"caudex": (caudex, port)}
     if peers is not None:
         folder = Path(peers).parent
@@ -162,56 +165,132 @@ def memory_mb(pid: int) -> float:
     return total / 1e6
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    with contextlib.ExitStack() as stack:
+async def hold_streams(port: int, pid: int | None, request: bytes, count: int) -> dict[str, Any]:
+    """Opens so many streams that stay open: what each weighs, and how long another request takes meanwhile."""
+    held = with_header(request, b"x-hold: 1")
+    before, began = memory_mb(pid) if pid else 0.0, time.perf_counter()
+    streams = await asyncio.gather(*[first_event(port, held) for _ in range(count)])
+    opened = time.perf_counter() - began
+    after = memory_mb(pid) if pid else 0.0
+    row = await load(port, 1, [request], 2.0)
+    for writer in streams:
+        writer.close()
+    return {
+        "open_streams": count,
+        "seconds_to_open": opened,
+        "kb_a_stream": (after - before) * 1e3 / count if pid else None,
+        "p50_ms": row["p50_ms"],
+    }
 
-        def start(command: list[str]) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            return process
 
-        backends = [free_port(), free_port()]
-        for port in backends:
-            start([sys.executable, str(BACKEND), str(port)])
-        targets: dict[str, tuple[int, int | None]] = {"direct": (backends[0], None)}
+async def leave_streams(port: int, backends: list[int], request: bytes, times: int) -> dict[str, Any]:
+    """Milliseconds from a client closing its connection to the backend seeing its own closed; nothing further is tried
+    once that takes more than CANCEL_PATIENCE."""
+    held, delays = with_header(request, b"x-hold: 1"), []
+    for _ in range(times):
+        seen = len(await closed_at(backends))
+        writer = await first_event(port, held)
+        left = time.monotonic()
+        writer.transport.abort()
+        while len(closed := await closed_at(backends)) <= seen:
+            if time.monotonic() - left > CANCEL_PATIENCE:
+                return {"cancelled": len(delays), "not_cancelled_after_ms": CANCEL_PATIENCE * 1e3}
+            await asyncio.sleep(0.005)
+        delays.append((max(closed) - left) * 1e3)
+    return {"median_ms_to_cancel": statistics.median(delays), "longest_ms_to_cancel": max(delays), "cancelled": times}
+
+
+def with_header(request: bytes, header: bytes) -> bytes:
+    return request.replace(b"\r\n", b"\r\n" + header + b"\r\n", 1)
+
+
+async def first_event(port: int, request: bytes) -> asyncio.StreamWriter:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await reader.readuntil(b"word0")
+    return writer
+
+
+async def closed_at(backends: list[int]) -> list[float]:
+    times: list[float] = []
+    for port in backends:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /closed HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        times += json.loads(await reader.readexactly(int(head.rsplit(b":", 1)[1])))
+        writer.close()
+    return times
+
+
+def decision_us(port: int) -> float:
+    """Mean microseconds of a decision, by the gateway's own account."""
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    name = "caudex_gateway_decision_seconds"
+    figures = dict(line.split() for line in page.splitlines() if line.startswith(name) and "{" not in line)
+    return float(figures[f"{name}_sum"]) / float(figures[f"{name}_count"]) * 1e6
+
+
+class Bench:
+    """The backends, the routers in front of them, and the rows measured so far."""
+
+    def __init__(self, args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self.seconds = args.seconds
+        self.rows: list[dict[str, Any]] = []
+        self.backends = [free_port(), free_port()]
+        for port in self.backends:
+            self._start([sys.executable, str(BACKEND), str(port)])
+        self.targets: dict[str, tuple[int, int | None]] = {"direct": (self.backends[0], None)}
         warm = requests_for(256, False, 1, 0)[0]
-        for name, (command, port) in commands(backends, args.peers).items():
+        wait_until_it_answers(self.backends[0], warm)
+        for name, (command, port) in commands(self.backends, args.peers).items():
             try:
-                process = start(command)
+                process = self._start(command)
                 wait_until_it_answers(port, warm)
-                targets[name] = (port, process.pid)
+                self.targets[name] = (port, process.pid)
             except (OSError, RuntimeError) as error:
                 print(f"{name}: left out ({error})", file=sys.stderr)
-        for size, connections, cold in SCENES:
-            requests = requests_for(size, cold, 4_000 if cold else 64, size)
-            for name, (port, pid) in targets.items():
-                row = asyncio.run(load(port, connections, requests, args.seconds))
-                rows.append({"router": name, "prompt_bytes": size, "connections": connections, "cold": cold, **row})
-                rows[-1]["memory_mb"] = None if pid is None else memory_mb(pid)
-                print(json.dumps(rows[-1]), flush=True)
-        caudex = targets["caudex"][0]
-        page = urllib.request.urlopen(f"http://127.0.0.1:{caudex}/metrics").read().decode()
-        seconds, count = (
-            float(line.split()[1])
-            for kind in ("sum", "count")
-            for line in page.splitlines()
-            if line.startswith(f"caudex_gateway_decision_seconds_{kind}")
-        )
-        print(f"a decision takes {seconds / count * 1e6:.1f} us in the mean", file=sys.stderr)
-    return rows
+
+    def throughput(self, size: int, connections: int, cold: bool) -> None:
+        requests = requests_for(size, cold, 4_000 if cold else 64, size)
+        for name, (port, pid) in self.targets.items():
+            row = asyncio.run(load(port, connections, requests, self.seconds))
+            row["memory_mb"] = memory_mb(pid) if pid else None
+            self._note({"router": name, "prompt_bytes": size, "connections": connections, "cold": cold, **row})
+
+    def streams(self, count: int, leavings: int) -> None:
+        request = requests_for(4_096, False, 1, 0)[0]
+        for name, (port, pid) in self.targets.items():
+            self._note({"router": name, **asyncio.run(hold_streams(port, pid, request, count))})
+            self._note({"router": name, **asyncio.run(leave_streams(port, self.backends, request, leavings))})
+
+    def _note(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter in whose environment the peers are installed")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--only", choices=["throughput", "streams"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = measure(args)
+    with contextlib.ExitStack() as stack:
+        bench = Bench(args, stack)
+        for scene in () if args.only == "streams" else SCENES:
+            bench.throughput(*scene)
+        if args.only != "throughput":
+            bench.streams(1_000, 100)
+        print(f"a decision takes {decision_us(bench.targets['caudex'][0]):.1f} us in the mean", file=sys.stderr)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+        args.json.write_text(json.dumps(bench.rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

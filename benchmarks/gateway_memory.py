@@ -44,7 +44,7 @@ class Traffic:
     def next(self) -> tuple[str, bytes]:
         """The kind of a request, and the request."""
         kind = self.rng.choices(
-            ("new", "goes on", "response", "session", "model", "path", "broken", "leaves"), (30, 20, 20, 10, 5, 5, 5, 5)
+            ("new", "goes on", "response", "session", "model", "path", "broken", "leaves"), (25, 10, 45, 5, 4, 4, 4, 3)
         )[0]
         body: dict[str, Any] = {"model": "m", "stream": True}
         target, headers = "/v1/chat/completions", ""
@@ -87,32 +87,43 @@ class Traffic:
 
 
 async def client(port: int, seed: int, rate: float, until: float, sent: Counter[str]) -> None:
+    """Sends one request after another. A connection that idled too long (the machine slept) is opened anew."""
     traffic = Traffic(seed)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while time.monotonic() < until:
-        kind, request = traffic.next()
-        writer.write(request)
-        sent[kind] += 1
-        if kind in ("leaves", "broken"):
-            if kind == "broken":
-                await answer(reader)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while time.monotonic() < until and await send(traffic, reader, writer, sent):
+                await asyncio.sleep(traffic.rng.expovariate(rate / CLIENTS))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            sent["connection lost"] += 1
+        finally:
             writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        else:
-            found = _RESPONSE_ID.search(await answer(reader))
-            if found:
-                traffic.response_id = found[1].decode()
-        await asyncio.sleep(traffic.rng.expovariate(rate / CLIENTS))
-    writer.close()
 
 
-async def answer(reader: asyncio.StreamReader) -> bytes:
+async def send(
+    traffic: Traffic, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: Counter[str]
+) -> bool:
+    """One request; whether the connection is good for another."""
+    kind, request = traffic.next()
+    writer.write(request)
+    sent[kind] += 1
+    if kind == "leaves":
+        return False
+    status, body = await answer(reader)
+    sent[f"status {status}"] += 1
+    if found := _RESPONSE_ID.search(body):
+        traffic.response_id = found[1].decode()
+    return status < 400
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """A whole answer, by its length or its last chunk."""
     head = await reader.readuntil(b"\r\n\r\n")
+    status = int(head.split(b" ", 2)[1])
     length = re.search(rb"content-length: (\d+)", head)
     if length is not None:
-        return await reader.readexactly(int(length[1]))
-    return await reader.readuntil(b"0\r\n\r\n")
+        return status, await reader.readexactly(int(length[1]))
+    return status, await reader.readuntil(b"0\r\n\r\n")
 
 
 async def run(port: int, pid: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -123,14 +134,20 @@ async def run(port: int, pid: int, args: argparse.Namespace) -> dict[str, Any]:
     samples: list[tuple[float, float, int]] = []
     while time.monotonic() < until:
         await asyncio.sleep(SAMPLE_SECONDS)
-        samples.append((time.monotonic() - began, memory_mb(pid), sent.total()))
+        samples.append((time.monotonic() - began, memory_mb(pid), num_requests(sent)))
         if len(samples) % 30 == 0:
-            print(f"{samples[-1][0] / 60:6.1f} min  {samples[-1][1]:7.1f} MB  {sent.total()} requests", flush=True)
+            print(
+                f"{samples[-1][0] / 60:6.1f} min  {samples[-1][1]:7.1f} MB  {num_requests(sent)} requests", flush=True
+            )
         for task in clients:
             if task.done():
                 task.result()
     await asyncio.gather(*clients)
     return {"samples": samples, "sent": dict(sent), **slope(samples)}
+
+
+def num_requests(sent: Counter[str]) -> int:
+    return sum(count for kind, count in sent.items() if not kind.startswith(("status", "connection")))
 
 
 def slope(samples: list[tuple[float, float, int]]) -> dict[str, float]:

@@ -1,18 +1,16 @@
-"""Tenants, queues, and hostile HTTP."""
+"""Tenants, their limits, and queues."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, gateway_starter
+from .conftest import RunningGateway, SmallWorker, chat_body, eventually
 
 Start = Callable[..., RunningGateway]
 
@@ -99,94 +97,20 @@ def test_a_full_queue_says_when_to_come_again(start_worker: Callable[[], SmallWo
     assert worker.stats()["requests"] == 4
 
 
-def talk(port: int, data: bytes) -> bytes:
-    """Sends bytes as they are; all that comes back until the gateway closes or goes quiet."""
-    received = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        connection.sendall(data)
-        connection.settimeout(1.0)
-        try:
-            while piece := connection.recv(65536):
-                received += piece
-        except (TimeoutError, ConnectionResetError):
-            pass
-    return received
+def test_a_response_is_its_tenants_own(tenants_file: str, two_workers: list[SmallWorker], start_gateway: Start) -> None:
+    gateway = start_gateway(two_workers, "--tenants", tenants_file)
 
+    def respond(name: str, body: str) -> httpx.Response:
+        return gateway.client.post("/v1/responses", content=body, headers=key(name))
 
-def post(body: bytes, *headers: bytes) -> bytes:
-    head = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", *headers]
-    return b"\r\n".join(head) + b"\r\n\r\n" + body
-
-
-GOOD = json.dumps(chat_body("fine")).encode()
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    with contextlib.ExitStack() as stack:
-        worker = SmallWorker()
-        stack.callback(worker.close)
-        yield gateway_starter(stack)([worker], "--max-body-bytes", "100000", "--header-timeout", "2")
-
-
-HOSTILE = {
-    "length and chunks": (post(b"0\r\n\r\n" + GOOD, b"content-length: 5", b"transfer-encoding: chunked"), 400),
-    "two lengths": (post(GOOD, b"content-length: 5", b"content-length: 9"), 400),
-    "negative length": (post(GOOD, b"content-length: -5"), 400),
-    "bad chunk": (post(b"zz\r\nhello\r\n", b"transfer-encoding: chunked"), 400),
-    "space before colon": (post(GOOD, b"content-length : 5"), 400),
-    "not http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-    "upgrade": (b"GET /v1/x HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", 400),
-    "announced too large": (post(b"", b"content-length: 99999999999"), 413),
-    "too large, asking first": (post(b"", b"expect: 100-continue", b"content-length: 99999999999"), 413),
-    "too large in chunks": (post((b"ffff\r\n" + b"x" * 65535 + b"\r\n") * 3, b"transfer-encoding: chunked"), 413),
-    "a long header": (post(b"", b"x: " + b"y" * 70_000), 431),
-    "many headers": (post(b"", *[b"x%d: y" % i for i in range(20_000)]), 431),
-    "a long target": (b"GET /v1/" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431),
-    "bad utf-8": (post(b'{"model": "\xff\xfe"}', b"content-length: 15"), 400),
-    "not json": (post(b"hello", b"content-length: 5"), 400),
-    "json but no object": (post(b"[1,2]", b"content-length: 5"), 400),
-    "deep json": (post(b"[" * 50_000, b"content-length: 50000"), 400),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_requests_are_refused_in_openais_shape(what: str, gateway: RunningGateway) -> None:
-    data, status = HOSTILE[what]
-    answer = talk(gateway.port, data)
-    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
-    assert gateway.chat("still there").status_code == 200
-
-
-def test_chunked_and_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
-    chunked = post(b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD), b"transfer-encoding: chunked")
-    bodies = [json.dumps(chat_body(f"p{i}")).encode() for i in range(40)]
-    sized = b"".join(post(body, b"content-length: %d" % len(body)) for body in bodies)
-    answer = talk(gateway.port, chunked + sized)
-    assert answer.count(b"HTTP/1.1 200") == 41
-    positions = [answer.index(b"p%d-0 " % i) for i in range(40)]
-    assert positions == sorted(positions)
-
-
-def test_expect_continue_and_http_1_0(gateway: RunningGateway) -> None:
-    answer = talk(gateway.port, post(GOOD, b"content-length: %d" % len(GOOD), b"expect: 100-continue"))
-    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
-    stream = json.dumps(chat_body("old", stream=True)).encode()
-    old = post(stream, b"content-length: %d" % len(stream)).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
-    head, _, body = talk(gateway.port, old).partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head
-    assert body.startswith(b"data: ")
-    assert body.endswith(b"data: [DONE]\n\n")
-
-
-def test_a_thousand_idle_connections_and_a_slow_one_disturb_nobody(gateway: RunningGateway) -> None:
-    idle = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(900)]
-    try:
-        idle[0].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
-        assert all(gateway.chat(f"p{i}").status_code == 200 for i in range(20))
-        idle[0].settimeout(PATIENCE)
-        assert idle[0].recv(1000).startswith(b"HTTP/1.1 408")
-    finally:
-        for connection in idle:
-            connection.close()
+    first = respond("alice", '{"input": "x"}').json()["id"]
+    assert respond("alice", json.dumps({"input": "y", "previous_response_id": first})).status_code == 200
+    for stolen in (
+        json.dumps({"input": "y", "previous_response_id": first}),
+        f'{{"previous\\u005fresponse_id": "{first}", "input": "y"}}',
+        f'{{"previous_response_id": null, "previous_response_id": "{first}"}}',
+    ):
+        assert respond("carol", stolen).status_code == 404
+    assert gateway.client.get(f"/v1/responses/{first}", headers=key("carol")).status_code == 404
+    assert gateway.client.get(f"/v1/responses/{first}", headers=key("alice")).status_code == 200
+    assert sum(worker.stats()["requests"] for worker in two_workers) == 2

@@ -22,7 +22,9 @@ from caudex.routing import POLICIES
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="cost", show_default=True)
 @click.option("--tokenizer", help="The workers' tokenizer (a folder or hub id), to know prompts by their tokens.")
 @click.option(
-    "--kv-events", metavar="ADDRESS", help="Where workers publish KV events, as tcp://*:5557 (* is the host)."
+    "--kv-events",
+    metavar="ADDRESS",
+    help="Where workers publish KV events, as tcp://*:5557; * is the host, and +1000 the worker's port plus 1000.",
 )
 @click.option("--kv-replay", metavar="ADDRESS", help="Where they replay them, as tcp://*:5558.")
 @click.option(

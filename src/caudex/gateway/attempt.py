@@ -46,16 +46,20 @@ class Usage:
 class Attempt:
     """Relays one answer. Implements `ResponseSink` and `Outstanding`.
 
+    A compressed stream, which no worker was asked for, is passed on as it is.
+
     An event stream goes to the client as it arrives, byte for byte, but in whole events: a worker that dies within one
     leaves no half of it behind, and the error event that then ends the stream can be read. The head is held back until
     there is a first event, so until then another worker may still answer.
     """
 
     __slots__ = (
+        "_blocked_since",
         "_client",
         "_connection",
         "_headers",
         "_held",
+        "_hold_bytes",
         "_is_stream",
         "_last_byte",
         "_may_retry",
@@ -97,6 +101,8 @@ class Attempt:
         self._held = b""
         self._headers: list[Header] = []
         self._is_stream = False
+        self._hold_bytes = _MAX_BUFFERED
+        self._blocked_since: float | None = None
         self.reply_headers = reply_headers
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.sent_at = self._last_byte = time.monotonic()
@@ -112,7 +118,7 @@ class Attempt:
         """Sends the request and returns when all is said; a client that leaves cancels it and the worker's work."""
         worker, connection = self._worker, self._connection
         worker.outstanding.add(self)
-        self._client.on_writable = connection.set_reading
+        self._client.on_writable = self._client_reads
         try:
             connection.exchange(request, self, bodiless=bodiless)
             return await self.outcome
@@ -120,6 +126,13 @@ class Attempt:
             worker.outstanding.discard(self)
             self._client.on_writable = None
             worker.pool.give_back(connection, time.monotonic())
+
+    def ending(self) -> Outcome | None:
+        """How it ended, where the client's connection was closed before `run` could say so: by the client, who had all
+        that it waited for, or here, since a body with a length would not reach it. None if the client just left."""
+        if self.outcome.done() and not self.outcome.cancelled():
+            return self.outcome.result()
+        return Outcome.DONE if self.said_all else None
 
     # ResponseSink
 
@@ -129,7 +142,10 @@ class Attempt:
             return
         self.status = status
         content_type = next((value for name, value in headers if name == b"content-type"), b"")
-        self._is_stream = content_type.startswith(b"text/event-stream")
+        encoded = any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers)
+        self._is_stream = content_type.startswith(b"text/event-stream") and not encoded
+        if encoded and content_type.startswith(b"text/event-stream"):
+            self._hold_bytes = 0
         self._headers = [
             header
             for header in headers
@@ -151,7 +167,7 @@ class Attempt:
             self._client.write(data)
         else:
             self._held += data
-            if len(self._held) > _MAX_BUFFERED:
+            if len(self._held) > self._hold_bytes:
                 self._release(self._held)
                 self._held = b""
 
@@ -186,12 +202,23 @@ class Attempt:
         self.failed(why)
 
     def check_deadline(self, now: float) -> None:
+        if self._blocked_since is not None:
+            if now - self._blocked_since > self._settings.stream_idle_timeout:
+                self._client.abort()
+            return
         started = self._client.response_started
         limit = self._settings.stream_idle_timeout if started else self._settings.first_byte_timeout
         if now - self._last_byte > limit:
             self.abandon(f"it sent nothing for {limit:g} s")
 
     # Inside
+
+    def _client_reads(self, reads: bool) -> None:
+        """While the client does not keep up nothing is read from the worker, whose silence then says nothing."""
+        now = time.monotonic()
+        self._blocked_since = None if reads else now
+        self._last_byte = now
+        self._connection.set_reading(reads)
 
     def _relay_events(self, data: bytes) -> None:
         if self._held:

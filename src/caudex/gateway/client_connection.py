@@ -35,6 +35,8 @@ class RequestHandler(Protocol):
     settings: GatewaySettings
     connections: set[ClientConnection]
     closing: bool
+    buffered_bytes: int
+    """Bytes of bodies that all connections hold."""
 
     async def handle(self, request: HttpRequest, client: ClientConnection) -> None: ...
 
@@ -58,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self._pending: deque[HttpRequest] = deque()
         self._task: asyncio.Task[None] | None = None
         self._current: HttpRequest | None = None
+        self._current_bytes = 0
         self._refusal: HttpError | None = None
         self._idle = True
         self._start_message()
@@ -70,6 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._chunked = False
         self._close_after = False
         self._reading_paused = False
+        self._buffered = 0
 
     # asyncio.Protocol
 
@@ -85,6 +89,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._handler.connections.discard(self)
+        self._buffer(-self._buffered)
         self._transport = None
         self._pending.clear()
         if self._task is not None:
@@ -110,12 +115,10 @@ class ClientConnection(asyncio.Protocol):
             cause = error.__context__
             self._refuse(cause if isinstance(cause, HttpError) else HttpError(400, f"malformed request: {error}"))
         else:
-            self._header_bytes += 0 if self._in_body else len(data)
-            if not self._in_body and self._header_bytes > self._settings.max_header_bytes and not self._pending:
-                self._refuse(self._headers_too_large())
+            self._watch_header(len(data))
         if self._task is None:
             self._answer_next()
-        elif len(self._pending) >= _MAX_PIPELINED:
+        elif len(self._pending) >= _MAX_PIPELINED or self._buffered > self._settings.max_body_bytes:
             # Not sooner: while reading is paused nobody notices that the client has left.
             self._transport.pause_reading()
             self._reading_paused = True
@@ -131,6 +134,12 @@ class ClientConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            # A trailer. It is read and not passed on: what stands behind a body must not pass for a header.
+            self._trailer_bytes += len(name) + len(value) + 4
+            if self._trailer_bytes > self._settings.max_header_bytes:
+                raise self._headers_too_large()
+            return
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -143,14 +152,21 @@ class ClientConnection(asyncio.Protocol):
         for name, value in self._headers:
             if name == b"content-length" and int(value) > self._settings.max_body_bytes:
                 raise self._body_too_large()
-        if (b"expect", b"100-continue") in self._headers and self._transport is not None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise HttpError(400, "the only transfer encoding that this gateway reads is chunked")
+        if self._parser.get_http_version() not in ("1.0", "1.1"):
+            raise HttpError(400, "this gateway speaks HTTP/1.1 and HTTP/1.0")
+        if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers):
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = time.monotonic() + self._settings.body_timeout
 
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
         if self._body_bytes > self._settings.max_body_bytes:
             raise self._body_too_large()
+        self._buffer(len(data))
+        if self._handler.buffered_bytes > self._settings.max_buffered_bytes:
+            raise HttpError(503, "the gateway holds as many bytes of requests as it may", "overloaded_error", 1.0)
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -237,8 +253,21 @@ class ClientConnection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._header_bytes = 0
+        self._header_bytes = self._trailer_bytes = 0
         self._in_body = False
+        self._began_now = True
+
+    def _watch_header(self, num_bytes: int) -> None:
+        """Ends headers that do not end. The read in which they began is not counted: it may hold other messages too."""
+        if not self._in_body and not self._began_now:
+            self._header_bytes += num_bytes
+            if self._header_bytes > self._settings.max_header_bytes:
+                self._refuse(self._headers_too_large())
+        self._began_now = False
+
+    def _buffer(self, num_bytes: int) -> None:
+        self._buffered += num_bytes
+        self._handler.buffered_bytes += num_bytes
 
     def _framed(self, data: bytes) -> bytes:
         return chunk(data) if self._chunked else data
@@ -274,6 +303,7 @@ class ClientConnection(asyncio.Protocol):
                 self._send_refusal()
             return
         request = self._current = self._pending.popleft()
+        self._current_bytes = len(request.body)
         self.response_started = False
         self._task = self._loop.create_task(self._handler.handle(request, self))
         self._task.add_done_callback(self._answered)
@@ -281,6 +311,8 @@ class ClientConnection(asyncio.Protocol):
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self.on_writable = None
+        if self._transport is not None:
+            self._buffer(-self._current_bytes)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "a request handler failed", "exception": error})
             self.abort()

@@ -112,8 +112,10 @@ class Forwarding:
             self._learn(worker, candidate, attempt, outcome)
             return outcome
         except asyncio.CancelledError:
-            if attempt is not None and attempt.said_all:
-                self._learn(worker, candidate, attempt, Outcome.DONE)
+            ending = None if attempt is None else attempt.ending()
+            if attempt is not None and ending is not None:
+                self._learn(worker, candidate, attempt, ending)
+                record.error = self._why
             raise
         finally:
             gateway.fleet.land(flight, time.monotonic())

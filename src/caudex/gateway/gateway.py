@@ -17,7 +17,7 @@ from caudex.gateway.admission import Admission
 from caudex.gateway.client_connection import ClientConnection
 from caudex.gateway.discovery import Source, follow
 from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
-from caudex.gateway.kv_subscriber import KvSubscriber
+from caudex.gateway.kv_subscriber import KvSubscriber, publisher_address
 from caudex.gateway.metrics import GatewayMetrics
 from caudex.gateway.relay import Relay
 from caudex.gateway.response_homes import ResponseHomes
@@ -74,6 +74,7 @@ class Gateway:
         self.workers.on_remove = self._unsubscribe
         self.connections: set[ClientConnection] = set()
         self.closing = False
+        self.buffered_bytes = 0
         self._access_log = access_log
         self._relay = Relay(self)
         self._admin = AdminApi(self.workers, settings.admin_key)
@@ -135,6 +136,13 @@ class Gateway:
             self.metrics.rejected.labels(record.tenant, str(error.status)).inc()
             if client.connected and not client.response_started:
                 client.respond(error.status, error_body(str(error), error.kind, error.status), extra=error.headers())
+        except Exception:
+            log.exception("request %s could not be answered", record.request_id)
+            record.status, record.error = 500, "an internal error"
+            if client.response_started:
+                client.abort()
+            elif client.connected:
+                client.respond(500, error_body("an internal error of the gateway", "server_error", 500))
         except asyncio.CancelledError:
             if record.status == 0:
                 record.status, record.error = 499, "the client left"
@@ -192,9 +200,9 @@ class Gateway:
         settings = self.settings
         if self.events is None or settings.kv_events is None:
             return
-        host = worker.pool.endpoint.host
-        replay = None if settings.kv_replay is None else settings.kv_replay.replace("*", host)
-        address = settings.kv_events.replace("*", host)
+        endpoint = worker.pool.endpoint
+        replay = None if settings.kv_replay is None else publisher_address(settings.kv_replay, endpoint)
+        address = publisher_address(settings.kv_events, endpoint)
         self._subscribers[worker.url] = KvSubscriber(worker, self.events, address, replay)
 
     def _unsubscribe(self, worker: Worker) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+from caudex.gateway.upstream_pool import Endpoint
 from caudex.gateway.worker import Worker
 from caudex.routing.event_index import EventIndex
 from caudex.routing.kv_events import decode_batch
@@ -14,6 +15,13 @@ log = logging.getLogger("caudex.gateway")
 
 _END_OF_REPLAY = (1 << 64) - 1
 _REPLAY_TIMEOUT = 5.0
+
+
+def publisher_address(pattern: str, worker: Endpoint) -> str:
+    """Where a worker publishes: a * stands for its host, and a port such as +1000 for its own port plus 1000, by which
+    several workers of one host are told apart."""
+    address, _, port = pattern.replace("*", worker.host).rpartition(":")
+    return f"{address}:{worker.port + int(port)}" if port.startswith("+") else f"{address}:{port}"
 
 
 class KvSubscriber:

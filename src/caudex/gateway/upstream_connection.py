@@ -9,6 +9,9 @@ import httptools
 
 from caudex.gateway.http_messages import Header
 
+_MAX_HEAD_BYTES = 262_144
+"""A worker whose headers, or interim answers, go on for longer is taken to be broken."""
+
 
 class ResponseSink(Protocol):
     """Who receives an answer. Exactly one of `ended` and `failed` is called, and it is the last call."""
@@ -31,7 +34,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink: ResponseSink | None = None
         self._headers: list[Header] = []
         self._pieces: list[bytes] = []
-        self._complete = False
+        self._head_is_over = False
         self._until_close = False
         self._bodiless = False
         self._keep_alive = False
@@ -47,7 +50,8 @@ class UpstreamConnection(asyncio.Protocol):
     def exchange(self, request: bytes, sink: ResponseSink, *, bodiless: bool = False) -> None:
         """Sends a request; the sink gets the answer. `bodiless` for HEAD, whose length is of what is not sent."""
         self._sink = sink
-        self._complete = self._keep_alive = False
+        self._complete = self._keep_alive = self._head_is_over = False
+        self._head_bytes = 0
         self._bodiless = bodiless
         self.reusable = False
         if self._transport is None or self._transport.is_closing():
@@ -92,6 +96,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
+            self._head_bytes += 0 if self._head_is_over else len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                raise httptools.HttpParserError(f"its head is longer than {_MAX_HEAD_BYTES} bytes")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._hand_over()
             self._fail(f"the worker's answer is not HTTP: {error}")
@@ -105,6 +112,8 @@ class UpstreamConnection(asyncio.Protocol):
     # httptools callbacks
 
     def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("it goes on behind the end of its answer")
         self._headers = []
         self._until_close = False
 
@@ -117,6 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
         self._until_close = not framed
+        self._head_is_over = True
         self._sink.head(status, self._headers)
         if self._bodiless:
             self._complete = True

@@ -205,7 +205,8 @@ class Workers:
         if figures.started_at is not None:
             if worker.generation is not None and figures.started_at != worker.generation:
                 log.warning("worker %s is a new process: its cache is empty", worker.url)
-                self._on_cache_lost(worker)
+                if not worker.cache_lost:
+                    self._on_cache_lost(worker)
             worker.generation = figures.started_at
 
     async def _read_models(self, worker: Worker) -> None:
