@@ -62,26 +62,25 @@ Walk BlockTree::walk(NodeId from, const Token* tokens, Position limit, Tenant vi
 
 NodeId BlockTree::find_child(NodeId parent, Position position, const Token* tokens, Position limit) const {
   if (grain_ == Grain::kBlock && limit - position < pool_.block_size()) return kNoNode;
-  return children_.find(child_key(parent, position, tokens), [&](NodeId child) {
-    if (grain_ == Grain::kToken) return true;  // the key is exact
-    // A hash is not a place: it may be another parent's child, or other tokens.
+  const std::uint32_t label = label_of(parent, position, tokens);
+  return children_.find(parent, label, [&](NodeId child) {
     const Node& node = nodes_[child];
-    const std::size_t bytes = pool_.block_size() * sizeof(Token);
-    return node.parent == parent && std::memcmp(pool_.tokens(node.blocks[0]), tokens + position, bytes) == 0;
+    if (node.parent != parent || node.label != label) return false;
+    if (grain_ == Grain::kToken) return true;
+    // A hash may be that of other tokens.
+    return std::memcmp(pool_.tokens(node.blocks[0]), tokens + position, pool_.block_size() * sizeof(Token)) == 0;
   });
 }
 
-std::uint64_t BlockTree::child_key(NodeId parent, Position position, const Token* tokens) const {
-  if (grain_ == Grain::kToken) {
-    return (std::uint64_t{parent} << 32) | static_cast<std::uint32_t>(tokens[position]);
-  }
+std::uint32_t BlockTree::label_of(NodeId parent, Position position, const Token* tokens) const {
+  if (grain_ == Grain::kToken) return static_cast<std::uint32_t>(tokens[position]);
   const Node& node = nodes_[parent];
   std::uint8_t key[kMaxKeyBytes];
   hasher_.chain(node.is_root() ? root_key(node.space) : pool_.key(node.blocks.back()), tokens + position,
                 pool_.block_size(), key);
   std::uint64_t first;
   std::memcpy(&first, key, sizeof first);
-  return first;
+  return static_cast<std::uint32_t>(first);
 }
 
 // Where `tokens` and the node part ways: at least its start, at most its end. Whole blocks only for Grain::kBlock.
@@ -90,6 +89,7 @@ Position BlockTree::compare(NodeId id, const Token* tokens, Position limit) cons
   const Node& node = nodes_[id];
   const Position size = pool_.block_size();
   const Position stop = std::min(node.end, limit);
+  if (grain_ == Grain::kToken && stop == node.start + 1) return stop;  // its label is that token
   const std::uint32_t first = first_block_index(node);
   const std::uint32_t held = node.blocks.size();
   Position position = node.start;
@@ -147,9 +147,8 @@ NodeId BlockTree::split(NodeId lower, Position at) {
   Node& up = nodes_[upper];
   const std::uint32_t kept = at / pool_.block_size() - first_block_index(low);
 
-  std::uint64_t low_key = (std::uint64_t{upper} << 32) | static_cast<std::uint32_t>(token_at(lower, at));
+  const auto token = static_cast<std::uint32_t>(token_at(lower, at));
   up.blocks = low.blocks.split_front(kept);
-  if (grain_ == Grain::kBlock) low_key = pool_.fingerprint(low.blocks[0]);
   up.start = low.start;
   up.end = low.start = at;
   up.locks = low.locks;
@@ -157,10 +156,10 @@ NodeId BlockTree::split(NodeId lower, Position at) {
   up.audience = low.audience;
   up.unpinned = low.unpinned;
   audiences_.hold(up.audience);
-  up.key = low.key;
+  up.label = low.label;
   const NodeId parent = low.parent;
   unlink_child(lower);
-  low.key = low_key;
+  low.label = grain_ == Grain::kToken ? token : static_cast<std::uint32_t>(pool_.fingerprint(low.blocks[0]));
   link_child(parent, upper);
   link_child(upper, lower);
   policy_->split(upper, lower);
@@ -177,7 +176,7 @@ void BlockTree::join(NodeId upper, NodeId lower) {
   up.blocks.append(low.blocks.data(), low.blocks.size());
   low.blocks = std::move(up.blocks);
   low.start = up.start;
-  low.key = up.key;
+  low.label = up.label;
   link_child(parent, lower);
   discard(upper);
 }
@@ -202,12 +201,12 @@ void BlockTree::link_child(NodeId parent, NodeId child) {
   node.next_sibling = nodes_[parent].first_child;
   if (node.next_sibling != kNoNode) nodes_[node.next_sibling].previous_sibling = child;
   nodes_[parent].first_child = child;
-  children_.insert(node.key, child);
+  children_.insert(parent, node.label, child);
 }
 
 void BlockTree::unlink_child(NodeId child) {
   Node& node = nodes_[child];
-  children_.erase(node.key, child);
+  children_.erase(node.parent, node.label, child);
   if (node.previous_sibling != kNoNode) nodes_[node.previous_sibling].next_sibling = node.next_sibling;
   else nodes_[node.parent].first_child = node.next_sibling;
   if (node.next_sibling != kNoNode) nodes_[node.next_sibling].previous_sibling = node.previous_sibling;
@@ -297,9 +296,8 @@ NodeId BlockTree::add_leaf(NodeId parent, Position end, const BlockId* blocks, s
   node.space = nodes_[parent].space;
   node.audience = audience;
   const std::uint32_t within = node.start % pool_.block_size();
-  node.key = grain_ == Grain::kToken
-                 ? (std::uint64_t{parent} << 32) | static_cast<std::uint32_t>(pool_.tokens(blocks[0])[within])
-                 : pool_.fingerprint(blocks[0]);
+  node.label = static_cast<std::uint32_t>(grain_ == Grain::kToken ? pool_.tokens(blocks[0])[within]
+                                                                  : pool_.fingerprint(blocks[0]));
   link_child(parent, leaf);
   num_resident_ += count;
   num_cached_ += count;
@@ -457,10 +455,10 @@ void BlockTree::check_node(NodeId id, std::vector<std::uint8_t>& owned) const {
   if (node.is_root()) return ensure(node.end == 0 && node.blocks.empty(), "a root holds tokens");
   ensure(locks == node.locks, "locks are not anchors plus the children's locks");
   ensure(node.start < node.end, "a node is empty");
-  ensure(children_.find(node.key, [&](NodeId child) { return child == id; }) == id, "a node is not in the child table");
+  ensure(children_.find(node.parent, node.label, [&](NodeId child) { return child == id; }) == id,
+         "a node is not in the child table");
   if (grain_ == Grain::kToken) {
-    ensure(node.key == ((std::uint64_t{node.parent} << 32) | static_cast<std::uint32_t>(token_at(id, node.start))),
-           "a node's key is not its first token");
+    ensure(node.label == static_cast<std::uint32_t>(token_at(id, node.start)), "a node's label is not its first token");
   }
   const bool tail = ends_inside_block(node) && (node.is_leaf() || node.anchors > 0);
   ensure(node.blocks.size() == node.end / pool_.block_size() - first_block_index(node) + tail,

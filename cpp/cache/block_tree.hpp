@@ -148,7 +148,9 @@ class BlockTree {
   template <typename Visit>
   void for_each_below(NodeId root, Visit visit) const;
   Token token_at(NodeId node, Position position) const;
-  std::uint64_t child_key(NodeId parent, Position position, const Token* tokens) const;
+  // What tells a child from its siblings: its first token in the radix index, and then nothing else has it; in the hash
+  // index, half of its first block's fingerprint.
+  std::uint32_t label_of(NodeId parent, Position position, const Token* tokens) const;
   NodeId find_child(NodeId parent, Position position, const Token* tokens, Position limit) const;
   Position compare(NodeId node, const Token* tokens, Position limit) const;
   NodeId split(NodeId lower, Position at);

@@ -1,9 +1,10 @@
-// Which child of a node continues with a given token: one table for the whole tree.
+// Which child of a node goes on with a given label: one table for the whole tree.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <utility>
 
+#include "cache/lazy_array.hpp"
 #include "cache/types.hpp"
 
 namespace caudex {
@@ -11,17 +12,18 @@ namespace caudex {
 // Open addressing with linear probing and backward-shift deletion: no tombstones, so a look-up costs the same after
 // a billion insertions and removals, and a node with a million children is no slower than one with two.
 //
-// Keys are 64 bits: (node, token) in the radix index, exact; the block's chained hash in the hash index, where two
-// children may have the same one and the caller tells them apart.
+// Keys are (node, label). A slot holds 32 bits of its key's hash, and the caller looks at the child, whose own line it
+// needs next in any case: 8 bytes a slot, 11 to 21 a child.
 class ChildTable {
  public:
   ChildTable() : slots_(kSmallest), mask_(kSmallest - 1) {}
 
-  // The child with that key which accept(child) agrees to.
+  // A child that accept(child) agrees to; it is asked of those with that key, and hardly any other.
   template <typename Accept>
-  NodeId find(std::uint64_t key, Accept accept) const {
-    for (std::size_t i = home(key); slots_[i].child != kNoNode; i = (i + 1) & mask_) {
-      if (slots_[i].key() == key && accept(slots_[i].child)) return slots_[i].child;
+  NodeId find(NodeId parent, std::uint32_t label, Accept accept) const {
+    const std::uint32_t tag = tag_of(parent, label);
+    for (std::size_t i = tag & mask_; slots_[i].child != kNoNode; i = (i + 1) & mask_) {
+      if (slots_[i].tag == tag && accept(slots_[i].child)) return slots_[i].child;
     }
     return kNoNode;
   }
@@ -31,21 +33,19 @@ class ChildTable {
     while ((size_ + count) * 4 > slots_.size() * 3) grow();
   }
 
-  void insert(std::uint64_t key, NodeId child) {
+  void insert(NodeId parent, std::uint32_t label, NodeId child) {
     reserve(1);
-    std::size_t i = home(key);
-    while (slots_[i].child != kNoNode) i = (i + 1) & mask_;
-    slots_[i] = Slot(key, child);
+    place({tag_of(parent, label), child});
     ++size_;
   }
 
   // The caller guarantees that it is there.
-  void erase(std::uint64_t key, NodeId child) {
-    std::size_t hole = home(key);
+  void erase(NodeId parent, std::uint32_t label, NodeId child) {
+    std::size_t hole = tag_of(parent, label) & mask_;
     while (slots_[hole].child != child) hole = (hole + 1) & mask_;
     --size_;
     for (std::size_t i = (hole + 1) & mask_; slots_[i].child != kNoNode; i = (i + 1) & mask_) {
-      std::size_t distance_from_home = (i - home(slots_[i].key())) & mask_;
+      const std::size_t distance_from_home = (i - slots_[i].tag) & mask_;
       if (distance_from_home < ((i - hole) & mask_)) continue;
       slots_[hole] = slots_[i];
       hole = i;
@@ -57,37 +57,35 @@ class ChildTable {
   std::size_t bytes() const { return slots_.size() * sizeof(Slot); }
 
  private:
-  struct Slot {  // 12 bytes: the key is kept as halves so that it needs no padding
-    std::uint32_t low = 0, high = 0;
+  struct Slot {
+    std::uint32_t tag = 0;  // its low bits are the slot's home
     NodeId child = kNoNode;
-
-    Slot() = default;
-    Slot(std::uint64_t key, NodeId child)
-        : low(static_cast<std::uint32_t>(key)), high(static_cast<std::uint32_t>(key >> 32)), child(child) {}
-    std::uint64_t key() const { return (std::uint64_t{high} << 32) | low; }
   };
   static constexpr std::size_t kSmallest = 64;
 
-  std::size_t home(std::uint64_t key) const {
+  static std::uint32_t tag_of(NodeId parent, std::uint32_t label) {
+    std::uint64_t key = (std::uint64_t{parent} << 32) | label;
     key ^= key >> 32;
     key *= 0x9E3779B97F4A7C15u;
-    key ^= key >> 29;
-    return key & mask_;
+    return static_cast<std::uint32_t>(key >> 29);
+  }
+
+  void place(const Slot& slot) {
+    std::size_t i = slot.tag & mask_;
+    while (slots_[i].child != kNoNode) i = (i + 1) & mask_;
+    slots_[i] = slot;
   }
 
   void grow() {
-    std::vector<Slot> old(slots_.size() * 2);
-    old.swap(slots_);
+    LazyArray<Slot> old(slots_.size() * 2);
+    std::swap(old, slots_);
     mask_ = slots_.size() - 1;
-    for (const Slot& slot : old) {
-      if (slot.child == kNoNode) continue;
-      std::size_t i = home(slot.key());
-      while (slots_[i].child != kNoNode) i = (i + 1) & mask_;
-      slots_[i] = slot;
+    for (std::size_t i = 0; i < old.size(); ++i) {
+      if (old[i].child != kNoNode) place(old[i]);
     }
   }
 
-  std::vector<Slot> slots_;
+  LazyArray<Slot> slots_;
   std::size_t mask_;
   std::size_t size_ = 0;
 };

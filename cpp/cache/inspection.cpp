@@ -1,6 +1,7 @@
 // What PrefixCache tells of itself: counters, occupancy, explanations, and whether its invariants hold.
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "cache/prefix_cache.hpp"
 
@@ -27,7 +28,10 @@ Stats PrefixCache::stats(std::string_view name) const {
 
 Occupancy PrefixCache::occupancy() const {
   Occupancy sum;
-  for (const std::string& name : spaces()) sum += occupancy(name);
+  for (const Space& space : spaces_) {
+    if (space.is_open()) sum += tree_.occupancy(space.root);
+  }
+  for (const Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) sum += private_blocks(*sequence);
   return sum;
 }
 
@@ -37,22 +41,28 @@ Occupancy PrefixCache::occupancy(std::string_view name) const {
     if (space.is_open() && space.name == name) sum += tree_.occupancy(space.root);
   }
   for (const Sequence* sequence = running_; sequence != nullptr; sequence = sequence->next) {
-    if (spaces_[sequence->space].name != name) continue;
-    const Position in_tree = tree_.nodes()[sequence->anchor].end;
-    const std::size_t slots = sequence->table.size() * block_size();
-    const std::uint32_t num_private = static_cast<std::uint32_t>(sequence->table.size()) - blocks_for(in_tree);
-    sum.pinned_blocks += num_private;
-    if (num_private > 0) sum.unused_slots += slots - std::max<std::size_t>(std::min(sequence->tokens.size(), slots),
-                                                                           blocks_for(in_tree) * block_size());
+    if (spaces_[sequence->space].name == name) sum += private_blocks(*sequence);
+  }
+  return sum;
+}
+
+// What a running request holds beside the tree.
+Occupancy PrefixCache::private_blocks(const Sequence& sequence) const {
+  Occupancy sum;
+  const std::uint32_t in_tree = blocks_for(tree_.nodes()[sequence.anchor].end);
+  const std::size_t slots = sequence.table.size() * block_size();
+  sum.pinned_blocks = sequence.table.size() - in_tree;
+  if (sum.pinned_blocks > 0) {
+    sum.unused_slots = slots - std::max<std::size_t>(std::min(sequence.tokens.size(), slots), in_tree * block_size());
   }
   return sum;
 }
 
 std::vector<std::string> PrefixCache::spaces() const {
   std::vector<std::string> names;
+  std::unordered_set<std::string_view> known;  // several tenants' trees have one name
   for (const Space& space : spaces_) {
-    if (!space.is_open()) continue;
-    if (std::find(names.begin(), names.end(), space.name) == names.end()) names.push_back(space.name);
+    if (space.is_open() && known.insert(space.name).second) names.push_back(space.name);
   }
   return names;
 }

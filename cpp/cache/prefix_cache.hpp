@@ -196,6 +196,8 @@ class PrefixCache {
   void note_stored(const Sequence& sequence, std::uint32_t first, std::uint32_t last);
   Position public_length(const Space& space, const Token* tokens, std::size_t count) const;
 
+  Occupancy private_blocks(const Sequence& sequence) const;
+
   void explain_divergence(Explanation& told, const Prompt& prompt, const Token* tokens) const;
   void explain_other_spaces(Explanation& told, const Prompt& prompt, const Token* tokens) const;
   void explain_eviction(Explanation& told, const Prompt& prompt, const Token* tokens) const;

@@ -16,7 +16,8 @@ AudienceId Audiences::join(AudienceId id, Tenant tenant) {
     return id;
   }
   std::vector<Tenant> tenants = sets_[id].tenants;
-  tenants.insert(std::upper_bound(tenants.begin(), tenants.end(), tenant), tenant);
+  auto next = tenants.insert(std::upper_bound(tenants.begin(), tenants.end(), tenant), tenant) + 1;
+  if (k_ == 0 && tenants.size() > kMostMembers) tenants.erase(next == tenants.end() ? tenants.begin() : next);
   return intern(std::move(tenants));
 }
 

@@ -27,8 +27,13 @@ inline constexpr Tenant kOperator = UINT32_MAX;  // sees everything; for what is
 
 // Sets of tenants, each kept once and counted by the nodes that carry it. A node's audience are the tenants who have
 // computed its tokens themselves, or everyone.
+//
+// Callers may name tenants without end, so a set without a limit of its own has at most kMostMembers: when one more joins,
+// another is left out, and has to compute the tokens again to see them. Costs: O(members) to join, O(log members) to ask.
 class Audiences {
  public:
+  static constexpr std::size_t kMostMembers = 256;
+
   // A set of `k` tenants is everyone; 0 for no such limit.
   explicit Audiences(std::uint32_t k) : k_(k), sets_(1) {}
 

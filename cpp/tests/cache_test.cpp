@@ -40,28 +40,29 @@ void digests_are_the_published_ones() {
 void a_child_table_is_a_map() {
   std::mt19937 random(1);
   ChildTable table;
-  std::map<std::uint64_t, NodeId> twin;
+  std::map<std::pair<NodeId, std::uint32_t>, NodeId> twin;
   for (int i = 0; i < 200'000; ++i) {
-    const std::uint64_t key = std::uint64_t{random() % 500} << 32 | random() % 3;
+    const std::pair<NodeId, std::uint32_t> key{random() % 500, random() % 3};
     auto found = twin.find(key);
-    CHECK(table.find(key, [](NodeId) { return true; }) == (found == twin.end() ? kNoNode : found->second));
+    const NodeId expected = found == twin.end() ? kNoNode : found->second;
+    CHECK(table.find(key.first, key.second, [&](NodeId child) { return child == expected; }) == expected);
     if (found == twin.end()) {
       twin[key] = static_cast<NodeId>(i + 1);
-      table.insert(key, static_cast<NodeId>(i + 1));
+      table.insert(key.first, key.second, static_cast<NodeId>(i + 1));
     } else if (random() % 2 == 0) {
-      table.erase(key, found->second);
+      table.erase(key.first, key.second, found->second);
       twin.erase(found);
     }
     CHECK(table.size() == twin.size());
   }
 }
 
-void equal_keys_are_told_apart_by_the_caller() {
+void equal_labels_are_told_apart_by_the_caller() {
   ChildTable table;
-  for (NodeId child = 1; child <= 50; ++child) table.insert(7, child);
-  for (NodeId child = 1; child <= 50; child += 2) table.erase(7, child);
+  for (NodeId child = 1; child <= 50; ++child) table.insert(7, 8, child);
+  for (NodeId child = 1; child <= 50; child += 2) table.erase(7, 8, child);
   for (NodeId child = 1; child <= 50; ++child) {
-    CHECK(table.find(7, [&](NodeId found) { return found == child; }) == (child % 2 == 0 ? child : kNoNode));
+    CHECK(table.find(7, 8, [&](NodeId found) { return found == child; }) == (child % 2 == 0 ? child : kNoNode));
   }
 }
 
@@ -287,7 +288,7 @@ void a_forged_snapshot_does_no_harm() {
 int main() {
   digests_are_the_published_ones();
   a_child_table_is_a_map();
-  equal_keys_are_told_apart_by_the_caller();
+  equal_labels_are_told_apart_by_the_caller();
   ghosts_remember_the_last_ones();
   ghost_runs_remember_the_last_blocks();
   a_collision_is_a_miss();

@@ -128,3 +128,17 @@ def test_the_same_text_lies_there_once_whoever_has_sent_it(index: str) -> None:
     for tenant in "abcd":
         send(cache, tenant, PROMPT)
     assert cache.num_cached_blocks <= len(PROMPT) // 4 + 1
+
+
+def test_what_is_remembered_of_a_public_block_is_bounded(index: str) -> None:
+    """However many tenants have computed it, some hundreds of them hit; the others compute it again and then do too."""
+    cache = make(index, "public")
+    tenants = [f"tenant {i}" for i in range(400)]
+    for tenant in tenants:
+        assert send(cache, tenant, PROMPT) == 0
+        assert cache.match(PROMPT, tenant=tenant).num_tokens == len(PROMPT) - 1
+    forgotten = [tenant for tenant in tenants if cache.match(PROMPT, tenant=tenant).num_tokens == 0]
+    assert len(forgotten) == len(tenants) - 256
+    assert send(cache, forgotten[0], PROMPT) == 0
+    assert cache.match(PROMPT, tenant=forgotten[0]).num_tokens == len(PROMPT) - 1
+    assert cache.match(PROMPT, tenant="stranger").num_tokens == 0

@@ -20,34 +20,36 @@ class LruPolicy final : public Policy {
   void end_request(const Request&) override {}
 
   void offer(NodeId node) override {
-    if (slot(links_, node).linked) return;
+    if (slot(links_, node).is_linked()) return;
     insert_before(kNoNode, node);
   }
 
   void withdraw(NodeId node) override {
     Link& link = slot(links_, node);
-    if (!link.linked) return;
+    if (!link.is_linked()) return;
     links_[link.previous].next = link.next;
     links_[link.next].previous = link.previous;
-    link.linked = false;
+    link = Link{};
   }
 
   void split(NodeId upper, NodeId lower) override {
-    if (slot(links_, lower).linked) insert_before(links_[lower].next, upper);
+    if (slot(links_, lower).is_linked()) insert_before(links_[lower].next, upper);
   }
 
   // Neighbours in the list may become one: the order of eviction stays the same.
-  bool merge(NodeId upper, NodeId lower) override { return slot(links_, lower).linked && links_[lower].next == upper; }
+  bool merge(NodeId upper, NodeId lower) override { return slot(links_, lower).next == upper; }
 
   Victim victim(std::uint32_t wanted) override { return whole(links_[kNoNode].next, wanted); }
 
   std::size_t bytes() const override { return links_.capacity() * sizeof(Link); }
 
  private:
+  static constexpr NodeId kNowhere = UINT32_MAX;
+
   struct Link {
-    NodeId previous = kNoNode;
-    NodeId next = kNoNode;
-    bool linked = false;
+    NodeId previous = kNowhere;
+    NodeId next = kNowhere;
+    bool is_linked() const { return next != kNowhere; }
   };
 
   // The list is a ring through slot kNoNode: its `next` is the oldest node, its `previous` the youngest.
@@ -56,12 +58,11 @@ class LruPolicy final : public Policy {
     NodeId previous = links_[next].previous;
     links_[node].previous = previous;
     links_[node].next = next;
-    links_[node].linked = true;
     links_[previous].next = node;
     links_[next].previous = node;
   }
 
-  std::vector<Link> links_ = std::vector<Link>(1);
+  std::vector<Link> links_ = std::vector<Link>(1, Link{kNoNode, kNoNode});
 };
 
 }  // namespace caudex
