@@ -4,6 +4,7 @@
 # make lint    style, types, and the import contract
 # make sanitize  the compiled core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make soak    the cache's core without Python, its parts and a long random life, under the same sanitizers
+# make fuzz    the same core under libFuzzer (clang++), FUZZ_SECONDS for each target; what breaks it lies in build/fuzz
 #
 # Settings:  make serve PORT=8123 ARGS="--num-blocks 200 --block-size 16"
 #            make test TESTS=tests/server ARGS="-k stream"
@@ -20,11 +21,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := build/sanitized
 OPERATIONS ?= 1000000
+FUZZ_SECONDS ?= 300
+FUZZERS := cache_fuzz snapshot_fuzz
 SANITIZED_TESTS ?= tests/cache tests/engine/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CORE := $(shell find cpp CMakeLists.txt -type f)
 
-.PHONY: help serve demo test lint sanitize soak clean
+.PHONY: help serve demo test lint sanitize soak fuzz clean
 .DELETE_ON_ERROR:
 
 help:
@@ -61,6 +64,16 @@ soak: $(VENV)/dev.done
 	@PATH="$$PATH:$(abspath $(BIN))" cmake --build build/core --target cache_test cache_soak > /dev/null
 	build/core/cpp/tests/cache_test
 	build/core/cpp/tests/cache_soak $(OPERATIONS)
+
+fuzz: $(VENV)/dev.done
+	@command -v cmake > /dev/null || $(PIP) install $(PIP_ARGS) cmake
+	@PATH="$$PATH:$(abspath $(BIN))" cmake -S . -B build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DCAUDEX_BUILD_FUZZER=ON -DCAUDEX_BUILD_BINDINGS=OFF > /dev/null
+	@PATH="$$PATH:$(abspath $(BIN))" cmake --build build/fuzz --target $(FUZZERS) > /dev/null
+	@for fuzzer in $(FUZZERS); do \
+	    mkdir -p build/fuzz/corpus/$$fuzzer; \
+	    build/fuzz/cpp/tests/$$fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -len_control=0 -timeout=60 -print_final_stats=1 \
+	        -artifact_prefix=build/fuzz/$$fuzzer- build/fuzz/corpus/$$fuzzer || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

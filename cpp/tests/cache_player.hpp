@@ -6,7 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache/prefix_cache.hpp"
@@ -41,13 +44,45 @@ class Choices {
 
 class CachePlayer {
  public:
-  explicit CachePlayer(Choices& choices) : choices_(choices), cache_(choose_options(choices)) { fit_kv(); }
+  explicit CachePlayer(Choices& choices)
+      : choices_(choices), options_(choose_options(choices)), cache_(options_), hears_all_(choices.below(2) == 0) {
+    if (hears_all_) cache_.enable_events(std::size_t{1} << 30);
+    fit_kv();
+  }
 
   ~CachePlayer() {
     for (auto& request : running_) cache_.release(*request->sequence);
     for (auto& pin : pins_) cache_.release(*pin);
     cache_.check_invariants();
     CHECK(cache_.num_pinned() == 0);
+  }
+
+  std::string save() const { return cache_.save(); }
+
+  // Loads a file into a new cache of the same options, which refuses it and stays empty, or goes on to work.
+  void restart_from(const std::string& file, Choices& choices) const {
+    PrefixCache loaded(options_);
+    try {
+      loaded.load(file);
+    } catch (const std::invalid_argument&) {
+      CHECK(loaded.num_free() == loaded.num_blocks());
+    }
+    loaded.check_invariants();
+    const std::vector<Token> tokens(1 + choices.below(30), static_cast<Token>(choices.below(3)));
+    Prompt prompt;
+    prompt.tokens = tokens.data();
+    prompt.count = tokens.size();
+    Sequence sequence;
+    loaded.begin(sequence, prompt);
+    try {
+      loaded.allocate(sequence, prompt.count);
+      loaded.commit(sequence, prompt.count);
+    } catch (const OutOfBlocks&) {
+    }
+    loaded.release(sequence);
+    loaded.check_invariants();
+    loaded.clear();
+    CHECK(loaded.num_free() == loaded.num_blocks());
   }
 
   void step() {
@@ -65,6 +100,7 @@ class CachePlayer {
     CHECK(stats.lookup_tokens >= stats.hit_whole_tokens + stats.hit_partial_tokens);
     const Occupancy occupancy = cache_.occupancy();
     CHECK(occupancy.pinned_blocks == cache_.num_pinned() && occupancy.cached_blocks == cache_.num_cached());
+    listen();
   }
 
  private:
@@ -232,10 +268,56 @@ class CachePlayer {
     const std::vector<Token> tokens = choose_tokens();
     switch (choices_.below(4)) {
       case 0: return cache_.clear();
-      case 1: return cache_.enable_events(1 + choices_.below(50));
-      case 2: return (void)cache_.take_events();
+      case 1: return hears_all_ ? listen() : cache_.enable_events(1 + choices_.below(50));
+      case 2: return restart_as_it_was();
       default: return cache_.register_public(choose_prompt(tokens));
     }
+  }
+
+  // What is saved and loaded matches as before.
+  void restart_as_it_was() {
+    if (!running_.empty()) return;  // their own last blocks are not saved
+    CacheOptions options = options_;
+    options.num_blocks = cache_.num_blocks();
+    PrefixCache loaded(options);
+    const std::string file = cache_.save();
+    loaded.load(file);
+    loaded.check_invariants();
+    CHECK(loaded.num_cached() == cache_.num_cached());
+    const std::vector<Token> tokens = choose_tokens();
+    const Prompt prompt = choose_prompt(tokens);
+    CHECK(loaded.count_cached(prompt) == cache_.count_cached(prompt));
+  }
+
+  // A follower of all events knows every full block of the tree, each once, parents first.
+  void listen() {
+    for (const CacheEvent& event : cache_.take_events()) {
+      if (!hears_all_) continue;
+      if (event.kind == CacheEvent::Kind::kCleared) heard_.clear();
+      for (std::size_t i = 0; i < event.blocks.size(); ++i) {
+        const std::pair<SpaceId, std::uint64_t> block{event.space, event.blocks[i]};
+        if (event.kind == CacheEvent::Kind::kRemoved) {
+          CHECK(heard_.erase(block) == 1);
+        } else {
+          if (i == 0 && event.has_parent) CHECK(heard_.count({event.space, event.parent}) == 1);
+          CHECK(heard_.insert(block).second);
+        }
+      }
+      if (event.kind == CacheEvent::Kind::kStored) CHECK(event.tokens.size() == event.blocks.size() * cache_.block_size());
+    }
+    if (hears_all_) CHECK(heard_.size() == count_full_blocks());
+  }
+
+  // Of the tree, as its dump shows it: a line "  [start, end) blocks ..." for each node.
+  std::size_t count_full_blocks() const {
+    std::istringstream lines(cache_.dump());
+    std::size_t count = 0;
+    for (std::string line; std::getline(lines, line);) {
+      unsigned start = 0, end = 0;
+      if (std::sscanf(line.c_str(), " [%u, %u)", &start, &end) != 2) continue;
+      count += end / cache_.block_size() - start / cache_.block_size();
+    }
+    return count;
   }
 
   void fit_kv() { kv_.resize(std::max<std::size_t>(kv_.size(), std::size_t{cache_.num_blocks()} * cache_.block_size())); }
@@ -281,7 +363,10 @@ class CachePlayer {
   }
 
   Choices& choices_;
+  const CacheOptions options_;
   PrefixCache cache_;
+  const bool hears_all_;  // of the events, from the first on
+  std::set<std::pair<SpaceId, std::uint64_t>> heard_;
   std::vector<std::unique_ptr<Running>> running_;
   std::vector<std::unique_ptr<Sequence>> pins_;
   std::vector<std::uint64_t> kv_;
