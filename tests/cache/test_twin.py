@@ -11,8 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.cache.twin import COUNTERS, Block, Request, Tokens, Twin
 
-from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, Sequence, policy_names
+from caudex.cache import BlockCopy, OutOfBlocks, Pin, PrefixCache, Sequence, SessionHints, policy_names
 
+hints = st.builds(
+    SessionHints,
+    priority=st.sampled_from([0.0, 0.0, 1.0, 2.0]),
+    expected_return=st.sampled_from([-1.0, -1.0, 5.0, 30.0]),
+    ends=st.sampled_from([False, False, True]),
+)
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 spaces = st.sampled_from(["", "", "", "other"])
 CROWD = 260  # more namespaces than are remembered
@@ -35,9 +41,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 5))
     def make(self, num_blocks: int, block_size: int) -> None:
-        self.cache = PrefixCache(num_blocks, block_size, index=self.index, policy=self.policy)
-        self.twin = Twin(num_blocks, block_size, self.index, self.policy, self.has_gone)
+        budget = num_blocks // 2
+        self.cache = PrefixCache(
+            num_blocks, block_size, index=self.index, policy=self.policy, pin_budget=budget, manual_clock=True
+        )
+        self.twin = Twin(num_blocks, block_size, self.index, self.policy, self.has_gone, budget)
         self.pairs: list[Pair] = []
+        self.pins: list[tuple[Pin, Request]] = []
         self.kv: dict[tuple[int, int], Any] = {}
 
     def has_gone(self, space: str, key: Tokens) -> bool:
@@ -48,8 +58,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------- rules
 
-    @rule(tokens=prompts, space=spaces)
-    def begin(self, tokens: Tokens, space: str) -> None:
+    @rule(tokens=prompts, space=spaces, hints=hints, is_resumed=st.sampled_from([False, False, True]))
+    def begin(self, tokens: Tokens, space: str, hints: SessionHints, is_resumed: bool) -> None:
         found = self.cache.match(list(tokens), space)
         assert found.num_tokens == self.twin.match(space, tokens)
         source: Block | None = None
@@ -57,8 +67,33 @@ class CacheMachine(RuleBasedStateMachine):
             block, slots = found.partial
             assert slots == found.num_tokens - found.num_whole
             source = next(b for b in self.twin.sources(space, tokens, found.num_tokens) if self.ids[b] == block)
-        seq = self.cache.begin(list(tokens), space)
-        self.pairs.append(Pair(seq, self.twin.begin(space, tokens, source)))
+        seq = (self.cache.resume if is_resumed else self.cache.begin)(list(tokens), space, hints=hints)
+        twin = self.twin.begin(space, tokens, source, is_resumed=is_resumed)
+        twin.priority, twin.expected_return, twin.ends = hints.priority, hints.expected_return, hints.ends
+        self.pairs.append(Pair(seq, twin))
+
+    @rule(tokens=prompts, space=spaces)
+    def pin(self, tokens: Tokens, space: str) -> None:
+        if not self.twin.may_pin(self.twin.num_to_pin(space, tokens)):
+            with pytest.raises(OutOfBlocks):
+                self.cache.pin(list(tokens), space)
+            return
+        pin, twin = self.cache.pin(list(tokens), space), self.twin.pin(space, tokens)
+        assert pin.num_tokens == len(twin.tokens)
+        assert pin.blocks.tolist() == [self.ids[block] for block in twin.table]
+        self.pins.append((pin, twin))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin, twin = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        pin.release()
+        self.twin.release(twin)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.twin.now += seconds
+        self.cache.set_time(self.twin.now)
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data(), beyond=st.integers(0, 3))

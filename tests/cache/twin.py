@@ -8,6 +8,7 @@ insists that it was allowed to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,7 +22,12 @@ class Block:
 
     key: tuple[str, Tokens] | None = None
     last_unpinned: tuple[int, int] = (0, 0)  # event, depth from the end
-    born: int = 0  # the first request that ended with it on its path
+    # What the requests did that ended with it on their path:
+    born: int = 0  # the first of them
+    last: int = 0
+    touches: int = 0
+    priority: float = -math.inf  # the highest
+    expiry: float = -math.inf  # the latest
 
 
 @dataclass(eq=False)
@@ -35,6 +41,10 @@ class Request:
     in_tree: int  # tokens whose blocks are shared through the index; what follows is private
     source: Block | None = None
     num_prompt: int = 0
+    priority: float = 0.0
+    expected_return: float = -1.0
+    ends: bool = False
+    is_pin: bool = False
 
 
 def common(a: Tokens, b: Tokens) -> int:
@@ -50,7 +60,9 @@ class Twin:
     block_size: int
     index: Literal["radix", "hash"]
     policy: str
-    has_gone: Callable[[str, Tokens], bool]  # asked for policies other than lru and fifo, after the fact
+    has_gone: Callable[[str, Tokens], bool]  # asked after the fact, for policies whose order is not in ORDERS
+    pin_budget: int
+    now: float = 0.0
     resident: dict[tuple[str, Tokens], Block] = field(default_factory=dict)
     running: list[Request] = field(default_factory=list)
     event: int = 0
@@ -107,7 +119,7 @@ class Twin:
 
     # ------------------------------------------------------------------------------------------------ requests
 
-    def begin(self, space: str, tokens: Tokens, source: Block | None) -> Request:
+    def begin(self, space: str, tokens: Tokens, source: Block | None, *, is_resumed: bool = False) -> Request:
         self.begun += 1
         cached = self.match(space, tokens)
         whole = cached // self.block_size
@@ -115,11 +127,31 @@ class Twin:
         in_tree = whole * self.block_size
         request = Request(self.begun, space, tokens, table, cached, cached, in_tree, source, len(tokens))
         self.running.append(request)
+        if is_resumed:
+            self.stats["resumed_requests"] += 1
+            self.stats["resumed_tokens"] += len(tokens)
+            self.stats["resumed_hit_tokens"] += cached
+            return request
         self.stats["requests"] += 1
         self.stats["lookup_tokens"] += len(tokens)
         self.stats["hit_whole_tokens"] += in_tree
         self.stats["hit_partial_tokens"] += cached - in_tree
         return request
+
+    def num_to_pin(self, space: str, tokens: Tokens) -> int:
+        return self.coverage(space, tokens) // self.block_size
+
+    def may_pin(self, num_blocks: int) -> bool:
+        return num_blocks <= self.pin_budget - sum(len(r.table) for r in self.running if r.is_pin)
+
+    def pin(self, space: str, tokens: Tokens) -> Request:
+        """Hold what is cached of these tokens, in whole blocks: a request that computes nothing and never ends."""
+        self.begun += 1
+        end = self.num_to_pin(space, tokens) * self.block_size
+        table = [self.resident[space, tokens[: n + self.block_size]] for n in range(0, end, self.block_size)]
+        pin = Request(self.begun, space, tokens[:end], table, end, end, end, is_pin=True)
+        self.running.append(pin)
+        return pin
 
     def pass_by(self, count: int) -> None:
         """So many requests of one token, each in a namespace of its own, that end before they compute anything."""
@@ -202,6 +234,9 @@ class Twin:
             shared * self.block_size,
             parent.source,
             parent.num_prompt,
+            parent.priority,
+            parent.expected_return,
+            parent.ends,
         )
         self.running.append(child)
         self.make_room(missing)
@@ -211,8 +246,9 @@ class Twin:
     def release(self, request: Request) -> None:
         self.store(request)
         in_tree = request.table[: self.blocks_for(request.in_tree)]
-        for block in in_tree:
-            block.born = block.born or request.serial
+        if not request.is_pin:
+            for block in in_tree:
+                self.touch(block, request)
         if request.source is not None:
             self.let_go_of_source(request)
         self.running.remove(request)
@@ -222,6 +258,14 @@ class Twin:
             if block not in pinned:
                 block.last_unpinned = (self.event, -depth)
         self.drop_redundant()
+
+    def touch(self, block: Block, request: Request) -> None:
+        block.born = block.born or request.serial
+        block.last = request.serial
+        block.touches += 1
+        block.priority = max(block.priority, request.priority)
+        if not request.ends:
+            block.expiry = max(block.expiry, self.now + max(request.expected_return, 0.0))
 
     def let_go_of_source(self, request: Request) -> None:
         block, request.source = request.source, None
@@ -247,8 +291,8 @@ class Twin:
         candidates = [b for b in self.resident.values() if b not in pinned]
         if self.policy == "lru":
             victim = min(candidates, key=lambda b: b.last_unpinned)
-        elif self.policy == "fifo":
-            victim = min((b for b in candidates if not self.has_child(b)), key=lambda b: b.born)
+        elif self.policy in ORDERS:
+            victim = min((b for b in candidates if not self.has_child(b)), key=ORDERS[self.policy])
         else:
             gone = [b for b in candidates if b.key is not None and self.has_gone(*b.key)]
             victim = next(b for b in gone if not self.has_child(b))
@@ -284,6 +328,14 @@ class Twin:
                 del self.resident[block.key]
 
 
+ORDERS: dict[str, Callable[[Block], tuple[float, ...]]] = {
+    "fifo": lambda block: (block.born,),
+    "lfu": lambda block: (block.touches, block.last),
+    "priority": lambda block: (block.priority, block.last),
+    "ttl": lambda block: (block.expiry, block.last),
+}
+"""Policies by how they rank a block that none builds on; the lowest goes."""
+
 COUNTERS = (
     "requests",
     "lookup_tokens",
@@ -293,4 +345,7 @@ COUNTERS = (
     "adopted_blocks",
     "evicted_blocks",
     "evicted_tokens",
+    "resumed_requests",
+    "resumed_tokens",
+    "resumed_hit_tokens",
 )
