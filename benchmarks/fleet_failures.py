@@ -45,15 +45,21 @@ BLOCK = "32"
 class Server:
     """A server that can be started again on its port. Its KV events are at port + 1, their replay at port + 2."""
 
-    def __init__(self, command: list[str], port: int, environment: dict[str, str] | None = None) -> None:
-        self.command, self.port = command, port
+    def __init__(self, command: list[str], port: int, log: Path, environment: dict[str, str] | None = None) -> None:
+        self.command, self.log = command, log
         self.url = f"http://127.0.0.1:{port}"
         self.environment = os.environ | (environment or {})
         self.start()
 
     def start(self) -> None:
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(self.command, env=self.environment, stdout=quiet, stderr=quiet)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log)
+
+    def answers(self) -> bool:
+        """Whether it serves; RuntimeError, with its last words, if it has ended by itself."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.command[:3]} ended:\n{self.log.read_text()[-2_000:]}")
+        return page(f"{self.url}/v1/models") != ""
 
     def send(self, number: signal.Signals) -> None:
         """To the process and its children: vLLM computes in one of those."""
@@ -82,21 +88,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def caudex(port: int) -> Server:
+def caudex(port: int, log: Path) -> Server:
     publish = ["--kv-events-endpoint", f"tcp://127.0.0.1:{port + 1}"]
     replay = ["--kv-events-replay-endpoint", f"tcp://127.0.0.1:{port + 2}"]
     sizes = ["--num-blocks", "300", "--block-size", BLOCK]
-    return Server([sys.executable, "-m", "caudex", "serve", "--port", str(port), *sizes, *publish, *replay], port)
+    command = [sys.executable, "-m", "caudex", "serve", "--port", str(port), *sizes, *publish, *replay]
+    return Server(command, port, log)
 
 
-def vllm(program: str, port: int) -> Server:
+def vllm(program: str, port: int, log: Path) -> Server:
     publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port + 1}"}
     publish["replay_endpoint"] = f"tcp://127.0.0.1:{port + 2}"
     sizes = ["--block-size", BLOCK, "--num-gpu-blocks-override", "300", "--max-model-len", "4096"]
     modes = ["--dtype", "bfloat16", "--enforce-eager", "--enable-prompt-tokens-details"]
     name = ["--served-model-name", "SmolLM2-135M-Instruct", "--kv-events-config", json.dumps(publish)]
     command = [program, "serve", str(locate_checkpoint(None).directory), "--port", str(port), *sizes, *modes, *name]
-    return Server(command, port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    return Server(command, port, log, {"VLLM_CPU_KVCACHE_SPACE": "2"})
 
 
 def page(url: str) -> str:
@@ -105,7 +112,7 @@ def page(url: str) -> str:
     return ""
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 400.0) -> float:
+async def until(condition: Callable[[], bool], what: str, seconds: float = 900.0) -> float:
     """Seconds until the condition held."""
     began = time.monotonic()
     while not await asyncio.to_thread(condition):
@@ -213,7 +220,7 @@ class Drama:
         await asyncio.to_thread(server.end, number)
         await asyncio.sleep(3)
         server.start()
-        await until(lambda: page(f"{server.url}/v1/models") != "", "a server to start again")
+        await until(server.answers, "a server to start again")
         seconds = await self.all_available()
         await asyncio.sleep(3)
         return {"seconds_to_traffic": round(seconds, 2)}
@@ -221,6 +228,8 @@ class Drama:
 
 async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[str, Any]:
     drama = Drama(servers, gateway)
+    for server in servers:
+        await until(server.answers, "the servers to start")
     await drama.all_available()
     model = await first_model(Endpoint(servers[0].url, ""))
     right = [{(await ask(Endpoint(server.url, model), i))[1] for server in servers} for i in range(QUESTIONS)]
@@ -275,12 +284,15 @@ def faults(report: dict[str, Any]) -> list[str]:
     return bad + (["requests are still in flight"] if report["in_flight_at_the_end"] else [])
 
 
-async def run(args: argparse.Namespace, access_log: Path) -> dict[str, Any]:
+async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ports, gateway = [free_port(), free_port()], free_port()
     with contextlib.ExitStack() as stack:
-        servers = [caudex(ports[0]), vllm(args.vllm, ports[1]) if args.vllm else caudex(ports[1])]
-        for server in servers:
-            stack.callback(server.close)
+        servers = [caudex(ports[0], folder / "first.log")]
+        stack.callback(servers[0].close)
+        second = folder / "second.log"
+        servers.append(vllm(args.vllm, ports[1], second) if args.vllm else caudex(ports[1], second))
+        stack.callback(servers[1].close)
+        access_log = folder / "access.log"
         options = [part for server in servers for part in ("--worker", server.url)]
         options += ["--max-concurrency", "8", "--max-queue", "8", "--access-log", str(access_log)]
         if args.kv_events:
@@ -300,7 +312,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(run(args, Path(folder) / "access.log"))
+        report = asyncio.run(run(args, Path(folder)))
     print(json.dumps({name: value for name, value in report.items() if name != "phases"}, indent=2))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .conftest import RunningGateway, SmallWorker, chat_body, eventually, expected_text
+from .conftest import RunningGateway, SmallWorker, chat_body, eventually, expected_text, free_port
 
 Start = Callable[..., RunningGateway]
 
@@ -211,6 +214,16 @@ def test_ctrl_c_finishes_what_is_under_way(start_worker: Callable[[], SmallWorke
     gateway.close(gently=True)
     thread.join()
     assert "long-19" in results[0]
+
+
+def test_ctrl_c_leaves_nothing_on_the_screen() -> None:
+    command = [sys.executable, "-m", "caudex", "route", "--worker", f"http://127.0.0.1:{free_port()}", "--port", "0"]
+    process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("caudex route: ")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
 
 
 def test_killed_workers_under_load_give_no_wrong_answer(

@@ -39,8 +39,11 @@ def run_gateway(
         import uvloop
 
         loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(gateway, worker_urls, sources, host, port, tls, on_ready))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_serve(gateway, worker_urls, sources, host, port, tls, on_ready))
+    finally:
+        gc.unfreeze()
 
 
 async def _serve(

@@ -1,0 +1,211 @@
+"""Routing policies, and the rules of other routers, on workloads that none was tuned on.
+
+    python benchmarks/policies.py [TRACE.jsonl.gz ...] [--json FILE]
+
+Generated chats, agents, documents and one-shot prompts (seeds of this file), and both halves of every trace given. Each
+is played to simulated replicas with the real cache, at two rates, for each policy of Caudex and the published formula
+of each peer. A policy loses a scene where its mean time to first token is the longer; the table counts and sums up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caudex.routing import POLICIES, Fleet, RouteRequest
+from caudex.routing.policy import Stateless
+from caudex.routing.prefix_index import PrefixAware
+from caudex.routing.ranking import Ranking, Reason
+from caudex.simulate import FleetSimulation, ReplicaLimits, RooflineModel, SimulationSettings, Slo, find_gpu, find_model
+from caudex.simulate.workload import Workload, read_workload
+from caudex.trace.generate import WorkloadSettings, generate
+
+OURS = ("round_robin", "least_loaded", "session", "consistent_hash", "prefix", "cost")
+MIXES: dict[str, dict[str, float]] = {
+    "chat": {"chat": 1.0},
+    "agent": {"agent": 1.0},
+    "rag": {"rag": 1.0},
+    "mixed": {"chat": 0.4, "agent": 0.2, "rag": 0.2, "one-shot": 0.2},
+}
+LOADS = (0.4, 0.8)
+"""Prompt tokens that arrive, as a share of what all replicas can compute, were nothing cached."""
+
+
+class CacheAware(PrefixAware):
+    """SGLang's router: least requests when out of balance, else the best match above 0.3, else the least requests."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__(None, seed)
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        load = np.array([fleet.in_flight(slot) for slot in range(fleet.num_slots)], dtype=np.float64)
+        unbalanced = load.max() - load.min() > 64 and load.max() > 1.5 * load.min()
+        matches = not unbalanced and cached.max() > 0.3 * request.num_tokens
+        return Ranking(-cached if matches else load, Reason.PREFIX, self._rng, cached=cached)
+
+
+class BestMatch(CacheAware):
+    """The longest prefix, whatever the load."""
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        return Ranking(-cached, Reason.PREFIX, self._rng, used=fleet.in_flight_tokens, cached=cached)
+
+
+class MatchWithinLoad(CacheAware):
+    """AIBrix: least requests if they differ by more than 8, else the best match within a deviation of the mean."""
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        load = np.array([fleet.in_flight(slot) for slot in range(fleet.num_slots)], dtype=np.float64)
+        if load.max() - load.min() > 8:
+            return Ranking(load, Reason.LOAD, self._rng, cached=cached)
+        within = load <= load.mean() + load.std()
+        return Ranking(np.where(within, -cached, np.inf), Reason.PREFIX, self._rng, used=load, cached=cached)
+
+
+class PrefillLeft(CacheAware):
+    """Dynamo: prefill left after the overlap, plus what runs there, in blocks; the least."""
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        cost = fleet.queued_tokens + request.num_tokens - cached + fleet.in_flight_tokens
+        return Ranking(cost, Reason.PREFIX, self._rng, cached=cached)
+
+
+class ExploitOrExplore(CacheAware):
+    """Preble's E2: the best match if more is cached than not, else the least of work, prefill and eviction."""
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        cached = self.index.cached_tokens(request, fleet)
+        if cached.max() > request.num_tokens / 2:
+            return Ranking(-cached, Reason.PREFIX, self._rng, used=fleet.in_flight_tokens, cached=cached)
+        evicted = np.maximum(0, self.index.used_tokens(request, fleet) + request.num_tokens - fleet.capacity_tokens)
+        work = fleet.load_tokens() + fleet.recent_tokens(now) + request.num_tokens - cached + evicted
+        return Ranking(work, Reason.LOAD, self._rng, cached=cached)
+
+
+class PrefixHash(Stateless):
+    """The hash of the first 256 tokens on a ring; the least loaded where that worker has over 1.25 times the mean."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
+        home = request.prefix_key(256) % fleet.num_slots
+        load = np.array([fleet.in_flight(slot) for slot in range(fleet.num_slots)], dtype=np.float64)
+        if load[home] > 1.25 * max(load.mean(), 1.0):
+            return Ranking(load, Reason.LOAD, self._rng)
+        return Ranking(np.where(np.arange(fleet.num_slots) == home, 0.0, 1.0), Reason.HASH, self._rng)
+
+    def record(self, request: RouteRequest, worker: int, now: float) -> None:
+        """The hash needs no memory."""
+
+
+PEERS = {
+    "sglang cache_aware": CacheAware,
+    "sglang prefix_hash": PrefixHash,
+    "longest prefix": BestMatch,
+    "aibrix": MatchWithinLoad,
+    "dynamo": PrefillLeft,
+    "preble e2": ExploitOrExplore,
+}
+
+
+def workloads(traces: list[Path], requests: int) -> Iterator[tuple[str, Workload]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, (name, mix) in enumerate(MIXES.items(), 1_000):
+            path = Path(folder) / f"{name}.jsonl"
+            settings = WorkloadSettings(requests=requests, documents=200, tenants=20, seed=seed)
+            path.write_text("".join(json.dumps(body) + "\n" for body in generate(mix, settings)))
+            yield name, read_workload(path, tokenizer="bytes")
+    for path in traces:
+        whole = read_workload(path, limit=4 * requests)
+        half = len(whole) // 2
+        name = path.name.partition(".")[0]
+        yield f"{name}, first half", part(whole, slice(0, half))
+        yield f"{name}, second half", part(whole, slice(half, None))
+
+
+def part(workload: Workload, chosen: slice) -> Workload:
+    arrivals = workload.arrivals[chosen]
+    return replace(
+        workload,
+        paths=workload.paths[chosen],
+        arrivals=arrivals - arrivals[0],
+        input_lengths=workload.input_lengths[chosen],
+        output_lengths=workload.output_lengths[chosen],
+        sessions=workload.sessions[chosen],
+    )
+
+
+def scenes(
+    traces: list[Path], requests: int, replicas: int
+) -> Iterator[tuple[str, Workload, ReplicaLimits, RooflineModel]]:
+    """A workload, replicas that together hold a third of its distinct blocks, and a rate."""
+    cost = RooflineModel(find_model("Llama-3.1-8B"), find_gpu("H100"), 1)
+    for name, workload in workloads(traces, requests):
+        distinct = len(np.unique(np.concatenate(workload.paths)))
+        longest = max(len(path) for path in workload.paths) + 2
+        blocks = max(distinct // 3 // replicas, 2 * longest)
+        limits = ReplicaLimits(num_blocks=blocks, block_size=workload.block_size)
+        for load in LOADS:
+            rate = load * replicas * cost.prefill_rate() / float(workload.input_lengths.mean())
+            yield f"{name}, load {load}", workload.open_loop(rate, seed=7), limits, cost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", type=Path)
+    parser.add_argument("--requests", type=int, default=2_000, help="of each generated workload; traces: twice a half")
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    for name, policy in PEERS.items():
+        setattr(sys.modules[__name__], policy.__name__, policy)
+        POLICIES[name] = (__name__, policy.__name__)
+    rows: list[dict[str, Any]] = []
+    for scene, workload, limits, cost in scenes(args.traces, args.requests, args.replicas):
+        for name in (*OURS, *PEERS):
+            simulation = FleetSimulation(workload, SimulationSettings(args.replicas, limits, name, seed=3), cost)
+            figures = simulation.run().summary(Slo())
+            rows.append(
+                {
+                    "scene": scene,
+                    "policy": name,
+                    "ttft": figures["ttft"],
+                    **{k: figures[k] for k in ("hit_rate", "imbalance")},
+                }
+            )
+            print(
+                f"{scene:44} {name:20} ttft mean {figures['ttft']['mean']:8.3f}  p90 {figures['ttft']['p90']:8.3f}  "
+                f"hit {figures['hit_rate']:6.1%}  busiest/mean {figures['imbalance']:5.2f}",
+                flush=True,
+            )
+    verdict(rows)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def verdict(rows: list[dict[str, Any]]) -> None:
+    """For each policy: in how many scenes it is the best, and how much longer its first token takes than the best's."""
+    scenes = {row["scene"] for row in rows}
+    best = {scene: min(row["ttft"]["mean"] for row in rows if row["scene"] == scene) for scene in scenes}
+    print(f"\n{len(scenes)} scenes; mean time to first token over that of the best policy of the scene")
+    for name in (*OURS, *PEERS):
+        ratios = [row["ttft"]["mean"] / best[row["scene"]] for row in rows if row["policy"] == name]
+        geometric, wins = float(np.exp(np.mean(np.log(ratios)))), sum(ratio < 1.005 for ratio in ratios)
+        print(f"{name:20} best in {wins:2}  mean ratio {geometric:6.2f}  worst {max(ratios):7.2f}")
+
+
+if __name__ == "__main__":
+    main()
