@@ -1,5 +1,6 @@
 #include "cache/offline/block_paths.hpp"
 #include "cache/offline/clairvoyant.hpp"
+#include "cache/offline/distinct_ids.hpp"
 #include "cache/offline/hit_curve.hpp"
 #include "cache/offline/path_tree_builder.hpp"
 #include "cache/offline/replay.hpp"
@@ -104,6 +105,27 @@ void bind_builder(nb::module_& m, const char* name) {
       .def("build", &Builder::build, "factor"_a)
       .def_prop_ro("num_distinct", [](const Builder& builder) { return builder.tree.tree().num_blocks(); })
       .def_prop_ro("bytes", &Builder::bytes);
+}
+
+void add_ids(offline::DistinctIds& ids, const Input<std::int64_t>& values, const Integers& offsets) {
+  const std::int64_t* bounds = offsets.data();
+  for (std::size_t i = 0; i + 1 < offsets.shape(0); ++i) {
+    if (bounds[i] < 0 || bounds[i] > bounds[i + 1] || bounds[i + 1] > static_cast<std::int64_t>(values.shape(0))) {
+      throw nb::value_error("a request's values do not fit its offsets");
+    }
+  }
+  nb::gil_scoped_release release;
+  for (std::size_t i = 0; i + 1 < offsets.shape(0); ++i) {
+    ids.add(values.data() + bounds[i], static_cast<std::size_t>(bounds[i + 1] - bounds[i]));
+  }
+}
+
+void bind_distinct_ids(nb::module_& m) {
+  nb::class_<offline::DistinctIds>(m, "DistinctIds")
+      .def(nb::init<>())
+      .def("add", &add_ids, "values"_a, "offsets"_a)
+      .def_prop_ro("num_blocks", &offline::DistinctIds::num_blocks)
+      .def_prop_ro("num_ids", &offline::DistinctIds::num_ids);
 }
 
 // ----------------------------------------------------------------------------------------------- asking a log
@@ -303,6 +325,7 @@ void bind_replays(nb::module_& m) {
 void bind_offline(nb::module_& m) {
   bind_builder<Token>(m, "TokenPathBuilder");
   bind_builder<std::int64_t>(m, "BlockPathBuilder");
+  bind_distinct_ids(m);
   bind_paths(m);
   bind_replays(m);
 }

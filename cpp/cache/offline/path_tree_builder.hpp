@@ -61,6 +61,7 @@ class PathTreeBuilder {
   PathTreeBuilder() : slots_(64) {}
 
   const PathTree& tree() const { return tree_; }
+  const Symbol& symbol(Block block) const { return *(symbols_ + block); }
   std::size_t bytes() const {
     return symbols_.bytes() + slots_.size() * sizeof(Slot) + tree_.num_branches() * sizeof(PathTree::Branch);
   }

@@ -65,7 +65,7 @@ class Meter:
         self._builder = TraceBuilder(info.kind, (info.block_size or 1) if info.kind == "blocks" else 1)
         self._known: list[Int64Array] = []
         self._timestamps: list[npt.NDArray[np.float64]] = []
-        self._outputs: list[int | None] = []
+        self._outputs: list[Int64Array] = []
         self._with_output = array("q")
         self._names: dict[str, list[str | None]] = {name: [] for name in _NAMES}
         self._interned: dict[str, str] = {}
@@ -83,7 +83,7 @@ class Meter:
         known = self._builder.add(values, offsets, columns["input_length"], namespaces)
         self._known.append(known)
         self._timestamps.append(np.asarray(columns["timestamp"], dtype=np.float64))  # None becomes NaN
-        self._outputs += columns["output_length"]
+        self._outputs.append(batch.column("output_length").fill_null(-1).to_numpy())
         for name, kept in self._names.items():
             kept += [None if value is None else self._interned.setdefault(value, value) for value in columns[name]]
         for row, session in enumerate(columns["session"]):
@@ -120,11 +120,11 @@ class Meter:
         """What the batches so far amount to."""
         known = np.concatenate([np.zeros(0, dtype=np.int64), *self._known])
         timestamps = np.concatenate([np.zeros(0), *self._timestamps])
-        outputs = self._outputs
+        outputs = np.concatenate([np.zeros(0, dtype=np.int64), *self._outputs])
         trace = self._builder.build(
             self.block_size,
             timestamps=timestamps if len(timestamps) and np.isfinite(timestamps).all() else None,
-            output_lengths=None if None in outputs else np.asarray(outputs, dtype=np.int64),
+            output_lengths=outputs if np.all(outputs >= 0) else None,
             sessions=_coded(self._names["session"]),
             tenants=_coded(self._names["tenant"]),
         )

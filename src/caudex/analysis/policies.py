@@ -41,7 +41,8 @@ def policy_hit_rates(
     serve nothing and are not run.
     """
     wanted = [policy for policy in policies if policy not in {LRU, CLAIRVOYANT}]
-    settings = [ReplaySettings(num_blocks, policy) for policy in wanted for num_blocks in capacities if num_blocks > 0]
-    results = replay(trace, settings) if settings else []
-    rates = {(result.settings.policy, result.settings.num_blocks): result.hit_rate for result in results}
-    return {(policy, capacity): rates.get((policy, capacity), 0.0) for policy in wanted for capacity in capacities}
+    rates = {(policy, capacity): 0.0 for policy in wanted for capacity in capacities}
+    for policy in wanted:  # one at a time, since a result has an entry for each request
+        for result in replay(trace, [ReplaySettings(capacity, policy) for capacity in capacities if capacity > 0]):
+            rates[policy, result.settings.num_blocks] = result.hit_rate
+    return rates

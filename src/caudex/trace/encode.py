@@ -119,12 +119,17 @@ def _cut_long(piece: str) -> Iterator[str]:
     yield piece[start:]
 
 
-def in_batches(requests: Iterable[Request], size: int = BATCH_REQUESTS) -> Iterator[list[Request]]:
+def in_batches(
+    requests: Iterable[Request], size: int = BATCH_REQUESTS, max_ids: int | None = None
+) -> Iterator[list[Request]]:
+    """Batches of `size` requests, or fewer where they come to `max_ids` hash ids together."""
     batch: list[Request] = []
+    num_ids = 0
     for request in requests:
         batch.append(request)
-        if len(batch) == size:
+        num_ids += len(request.hash_ids or ())
+        if len(batch) == size or (max_ids is not None and num_ids >= max_ids):
             yield batch
-            batch = []
+            batch, num_ids = [], 0
     if batch:
         yield batch

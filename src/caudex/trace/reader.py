@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from caudex.trace.bodies import parse_object
 from caudex.trace.errors import LengthsOnlyError, TraceError
 from caudex.trace.hashes import HashReader, is_hash_object, is_lengths_only, refuse_lengths_only
 from caudex.trace.lines import MAX_LINE_BYTES, LogFile, Progress
+from caudex.trace.repeats import RepeatCounter
 from caudex.trace.request import Request
 from caudex.trace.serverlogs import parse_server_line
 
@@ -183,19 +184,20 @@ class LogReader:
             self.report.bad(number, str(error))
 
     def _checked(self, requests: Iterator[Request]) -> Iterator[Request]:
-        ids: set[int] = set()
-        for request in requests:
-            self.report.requests += 1
-            if request.request_id is not None:
-                key = hash(request.request_id)
-                if key in ids:
-                    self.report.warnings["requests whose id occurred before; kept, as they were served"] += 1
-                ids.add(key)
-            if request.hash_ids is not None and request.input_length is not None and request.block_size is not None:
-                self._check_lengths(request, request.hash_ids, request.input_length, request.block_size)
-            yield request
+        ids = RepeatCounter()
+        try:
+            for request in requests:
+                self.report.requests += 1
+                if request.request_id is not None:
+                    ids.add(hash(request.request_id))
+                if request.hash_ids is not None and request.input_length is not None and request.block_size is not None:
+                    self._check_lengths(request, request.hash_ids, request.input_length, request.block_size)
+                yield request
+        finally:
+            if ids.repeats:
+                self.report.warnings["requests whose id occurred before; kept, as they were served"] += ids.repeats
 
-    def _check_lengths(self, request: Request, ids: list[int], input_length: int, block_size: int) -> None:
+    def _check_lengths(self, request: Request, ids: Sequence[int], input_length: int, block_size: int) -> None:
         if len(ids) < input_length // block_size:
             self.report.warnings[
                 "requests with fewer hash_ids than their input_length fills; the rest counts as new"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,7 +35,7 @@ class Request:
     tools: list[Tool] | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-    hash_ids: list[int] | None = None
+    hash_ids: Sequence[int] | None = None
     block_size: int | None = None
     input_length: int | None = None
     output_length: int | None = None

@@ -7,7 +7,7 @@ on in. What a batch holds is said once, in the schema's metadata (`TraceInfo`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from caudex._core import DistinctIds
 from caudex.trace.chain import prefix_hashes, seed_of
 from caudex.trace.encode import PromptEncoder, in_batches
 from caudex.trace.errors import TraceError
@@ -31,6 +32,7 @@ except ImportError as error:
 
 TRACE_VERSION = 1
 METADATA_KEY = b"caudex.trace"
+MAX_BATCH_IDS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +95,6 @@ def token_batches(requests: Iterable[Request], encoder: PromptEncoder, schema: A
         yield _record_batch(batch, lengths, _list_array(arrays, np.dtype(np.int32)), schema)
 
 
-class ParentCheck:
-    """Counts block ids that occur after different parents, which prefix-chained ids cannot: the log's hashes are then
-    not chained, or were cut from different places. Keeps 16 bytes a distinct id."""
-
-    def __init__(self) -> None:
-        self._ids = np.zeros(0, dtype=np.int64)
-        self._parents = np.zeros(0, dtype=np.int64)
-        self.conflicts = 0
-
-    def add(self, paths: list[Any]) -> None:
-        ids = np.concatenate(paths).astype(np.int64)
-        parents = np.concatenate([np.concatenate([[_NO_PARENT], path[:-1]]) if len(path) else path for path in paths])
-        ids, first = np.unique(np.concatenate([self._ids, ids]), return_index=True)
-        known = np.concatenate([self._parents, parents.astype(np.int64)])
-        self._count(paths, ids, known[first])
-        self._ids, self._parents = ids, known[first]
-
-    def _count(self, paths: list[Any], ids: Any, parents: Any) -> None:
-        for path in paths:
-            if len(path):
-                own = np.concatenate([[_NO_PARENT], path[:-1]]).astype(np.int64)
-                self.conflicts += int((parents[np.searchsorted(ids, path)] != own).sum())
-
-
-_NO_PARENT = -(1 << 62)
-
-
 def block_batches(
     requests: Iterable[Request], schema: Any, block_size: int, warnings: Counter[str] | None = None
 ) -> Iterator[Any]:
@@ -128,34 +103,31 @@ def block_batches(
     Ids are chained here whatever the trace claims, so that an id can never match after another parent, and requests of
     other models, adapters or salts never match at all.
     """
-    parents = ParentCheck()
-    for batch in in_batches(requests, 256):
-        arrays = []
-        paths = []
-        for request in batch:
-            if request.hash_ids is None:
-                raise TraceError(
-                    f"line {request.line} has no hash_ids, and earlier lines have; a log is one or the other"
-                )
-            if request.block_size != block_size:
-                raise TraceError(
-                    f"line {request.line} has blocks of {request.block_size} tokens, earlier lines of {block_size}; "
-                    "split the log by block size"
-                )
-            ids = _as_int64(request.hash_ids)
-            paths.append(ids)
-            arrays.append(prefix_hashes(ids, seed_of(*request.namespace)))
-        parents.add(paths)
-        yield _record_batch(
-            batch, [request.input_length or 0 for request in batch], _list_array(arrays, np.dtype(np.int64)), schema
-        )
-    if warnings is not None and parents.conflicts:
-        warnings["hash ids occur after different parents; each place is taken for a block of its own"] = (
-            parents.conflicts
-        )
+    seen = DistinctIds()
+    for batch in in_batches(requests, 256, MAX_BATCH_IDS):
+        paths = [_checked_ids(request, block_size) for request in batch]
+        given = _list_array(paths, np.dtype(np.int64))
+        seen.add(given.values.to_numpy(), given.offsets.to_numpy())
+        chained = [prefix_hashes(path, seed_of(*request.namespace)) for request, path in zip(batch, paths, strict=True)]
+        lengths = [request.input_length or 0 for request in batch]
+        yield _record_batch(batch, lengths, _list_array(chained, np.dtype(np.int64)), schema)
+    places = seen.num_blocks - seen.num_ids
+    if warnings is not None and places:
+        warnings["hash ids occur after different parents; each place is taken for a block of its own"] = places
 
 
-def _as_int64(ids: list[int]) -> Any:
+def _checked_ids(request: Request, block_size: int) -> Any:
+    if request.hash_ids is None:
+        raise TraceError(f"line {request.line} has no hash_ids, and earlier lines have; a log is one or the other")
+    if request.block_size != block_size:
+        raise TraceError(
+            f"line {request.line} has blocks of {request.block_size} tokens, earlier lines of {block_size}; "
+            "split the log by block size"
+        )
+    return _as_int64(request.hash_ids)
+
+
+def _as_int64(ids: Sequence[int]) -> Any:
     """Ids of any size and sign as 64-bit ones; larger ones lose their high bits."""
     try:
         return np.asarray(ids, dtype=np.int64)
