@@ -97,6 +97,17 @@ def head_length(messages: list[Message]) -> int:
     return count
 
 
+def head_lengths(requests: list[Request]) -> list[int]:
+    """`head_length` of each request, less what its conversation did not have in front from the first: a system message
+    that comes later (a summary, a reminder) is part of the history."""
+    least: dict[str, int] = {}
+    lengths = [head_length(request.messages or []) for request in requests]
+    for request, length in zip(requests, lengths, strict=True):
+        if request.session is not None and request.messages:
+            least[request.session] = min(length, least.get(request.session, length))
+    return [least.get(request.session or "", length) for request, length in zip(requests, lengths, strict=True)]
+
+
 def by_session(requests: list[Request]) -> dict[str, list[int]]:
     """Indices of the requests of each session, in order; a request without a session is a session of its own."""
     sessions: dict[str, list[int]] = defaultdict(list)

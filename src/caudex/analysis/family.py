@@ -93,10 +93,10 @@ def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Fam
 
 def _sample_members(reference: str, texts: Counter[str]) -> list[str]:
     others = [text for text in texts if text != reference]
-    step = max(1, len(others) // (2 * MAX_SAMPLES))
+    step = max(1, len(others) // MAX_SAMPLES)
     members: list[str] = []
     lines = lines_of(reference)
-    for text in others[::step]:
+    for text in (text for start in range(min(step, 2)) for text in others[start::step]):
         if len(members) == MAX_SAMPLES:
             break
         if _may_resemble(reference, lines, text):

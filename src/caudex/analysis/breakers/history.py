@@ -20,7 +20,7 @@ from caudex.analysis.align import differences, similarity
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
 from caudex.analysis.breakers.values import ValueUse, classify
-from caudex.analysis.corpus import head_length, text_of
+from caudex.analysis.corpus import head_lengths, text_of
 from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
@@ -148,15 +148,20 @@ def rebuild(requests: list[Request], mended_kinds: frozenset[str]) -> _Rebuilt:
     `mended_kinds`, so that those histories only ever grow."""
     threads: dict[str, list[_Thread]] = defaultdict(list)
     rebuilt = _Rebuilt()
-    for index, request in enumerate(requests):
+    for index, (request, head) in enumerate(zip(requests, head_lengths(requests), strict=True)):
         if not request.messages or request.session is None:
             rebuilt.requests.append(request)
             continue
-        head = head_length(request.messages)
         turns = request.messages[head:]
         known = threads[request.session]
         thread = _best_thread(known, turns)
-        if thread is None:
+        if thread is None and known and _begins_in_the_middle(turns):
+            dropped = [turn for group in known[-1].groups for turn in group]
+            rebuilt.changes.append(_Change("history_truncated", index, known[-1].request, head, known[-1].sent, []))
+            kept = dropped if "history_truncated" in mended_kinds else []
+            thread = _Thread(index, turns, [[*kept, turns[0]], *([turn] for turn in turns[1:])])
+            known[-1] = thread
+        elif thread is None:
             thread = _Thread(index, turns, [[turn] for turn in turns])
             known.append(thread)
             del known[:-MAX_THREADS]
@@ -180,7 +185,7 @@ def _best_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None
         shared = sum(_key(turn) in keys for turn in thread.sent)
         if shared and shared >= most:
             best, most = thread, shared
-    return best or _similar_thread(threads, turns)
+    return best if best or _begins_in_the_middle(turns) else _similar_thread(threads, turns)
 
 
 def _similar_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None:
@@ -189,6 +194,11 @@ def _similar_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | N
         if thread.sent and turns and _alike(thread.sent[0], turns[0]):
             return thread
     return None
+
+
+def _begins_in_the_middle(turns: list[Message]) -> bool:
+    """Whether a conversation opens with what only answers something: all before it was dropped."""
+    return bool(turns) and turns[0].get("role") in {"assistant", "tool"}
 
 
 def _key(message: Message) -> _Key:

@@ -9,6 +9,7 @@ import numpy as np
 
 from caudex.analysis.breakers.candidate import Candidate, Place
 from caudex.analysis.breakers.history import find_history_breakers
+from caudex.analysis.breakers.merging import merged
 from caudex.analysis.breakers.passages import find_reordered
 from caudex.analysis.breakers.plain import find_plain_history_breakers
 from caudex.analysis.breakers.rendering import find_template_breakers
@@ -65,7 +66,7 @@ def find_breakers(
     top. So two views of one defect are reported once, and a defect hidden behind another is found.
     """
     sample = requests[:SEARCH_REQUESTS]
-    candidates = list(_candidates(sample, encoder))
+    candidates = merged(list(_candidates(sample, encoder)))
     if not candidates:
         return [], requests
     chosen = _greedy(sample, candidates, encoder, block_size, progress)

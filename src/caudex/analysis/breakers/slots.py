@@ -11,15 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from caudex.analysis.align import weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.tools import canonical_tool
-from caudex.analysis.breakers.values import ValueKind, ValueUse, classify
-from caudex.analysis.corpus import head_length, text_of, tool_name
+from caudex.analysis.breakers.values import ValueKind, ValueUse, classify, may_be_part_of_a_clock
+from caudex.analysis.corpus import head_lengths, text_of, tool_name
 from caudex.analysis.family import Family, recover_families
 from caudex.trace.request import Message, Request
 
@@ -30,6 +30,7 @@ HEAD_CHARS = 6000
 """A plain prompt is looked at up to here: what varies there costs most, and what comes later is its own history."""
 
 CONTEXT_CHARS = 48
+MAX_CHARS_WITHIN_A_CLOCK = 24
 
 TITLES = {
     "clock": "A clock in the prompt",
@@ -122,11 +123,10 @@ def find_slots(requests: list[Request]) -> Iterator[Candidate]:
 
 def sites_of(requests: list[Request]) -> list[Site]:
     sites: dict[Site, None] = {}
-    for request in requests:
+    for request, head in zip(requests, head_lengths(requests), strict=True):
         if request.messages is None:
             sites[Site(None, None, None)] = None
             continue
-        head = head_length(request.messages)
         for index in range(min(head, 4)):
             sites[Site(index, None, "system")] = None
         if head < len(request.messages):
@@ -151,9 +151,14 @@ def texts_at(site: Site, requests: list[Request]) -> dict[int, str]:
     return texts
 
 
+_PLAIN_MARKS = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"})
+
+
 def normal_form(text: str) -> str:
-    """A text without what carries no meaning: runs and kinds of whitespace, Unicode forms, list markers, case."""
-    lines = (" ".join(unicodedata.normalize("NFKC", line).casefold().split()) for line in text.splitlines())
+    """A text without what carries no meaning: runs and kinds of whitespace, Unicode forms, kinds of quotes and dashes,
+    list markers, case."""
+    text = unicodedata.normalize("NFKC", text).translate(_PLAIN_MARKS)
+    lines = (" ".join(line.casefold().split()) for line in text.splitlines())
     return " ".join(line.lstrip("-*• ").strip() for line in lines if line)
 
 
@@ -196,27 +201,22 @@ def _rewrite_texts(site: Site, canonical: dict[str, str]) -> Rewrite:
     return rewrite
 
 
+Row: TypeAlias = tuple[int, str, list[str]]
+"""A request's index, its text, and what it has in each slot of its family's template."""
+
+
 def _family_candidates(
     site: Site, family: Family, texts: dict[int, str], requests: list[Request]
 ) -> Iterator[Candidate]:
-    template = family.template
-    rows = [(index, text, values) for index, text in texts.items() if (values := template.values(text)) is not None]
-    unknown: list[int] = []
-    known: dict[str, tuple[ValueKind, list[int]]] = {}
-    for slot in range(template.num_slots):
-        uses = [ValueUse(v[slot], requests[i].session, requests[i].tenant, requests[i].timestamp) for i, _, v in rows]
-        if len({use.value for use in uses}) < 2:
-            continue
-        behind = sum(map(weight, template.literals[slot + 1 :]))
-        if not site.is_operators and behind < MIN_FIXED_CHARS_BEHIND:
-            continue
-        kind = classify(uses, template.literals[slot], template.literals[slot + 1])
-        if kind.kind == "varying_value":
-            unknown.append(slot)
-        else:
-            known.setdefault(kind.kind, (kind, []))[1].append(slot)
-    for kind, slots in known.values():
-        yield _slot_candidate(site, family, slots, kind, rows, requests)
+    rows = [(i, text, values) for i, text in texts.items() if (values := family.template.values(text)) is not None]
+    kinds = _kinds_of_slots(site, family, rows, requests)
+    unknown = [slot for slot, kind in kinds.items() if kind.kind == "varying_value"]
+    known: dict[str, list[int]] = defaultdict(list)
+    for slot, kind in kinds.items():
+        if slot not in unknown:
+            known[kind.kind].append(slot)
+    for slots in known.values():
+        yield _slot_candidate(site, family, slots, kinds[slots[0]], rows, requests)
     if not unknown:
         return
     counts = Counter(text for _, text, _ in rows)
@@ -227,12 +227,61 @@ def _family_candidates(
         yield _slot_candidate(site, family, unknown, ValueKind("varying_value", False), rows, requests)
 
 
+def _kinds_of_slots(site: Site, family: Family, rows: list[Row], requests: list[Request]) -> dict[int, ValueKind]:
+    """The kind of each slot that varies and has enough fixed text behind it; numbers in one line are of one kind: a
+    clock where they are one when read together (a weekday, a day, a time), or figures of no known kind."""
+    literals = family.template.literals
+    kinds: dict[int, ValueKind] = {}
+    varying = [slot for slot in range(family.template.num_slots) if len({values[slot] for _, _, values in rows}) > 1]
+    for slot in varying:
+        if site.is_operators or sum(map(weight, literals[slot + 1 :])) >= MIN_FIXED_CHARS_BEHIND:
+            kinds[slot] = classify(_uses(rows, literals, slot, slot, requests), literals[slot], literals[slot + 1])
+    for first, last in _stretches(varying, literals):
+        parts = [slot for slot in varying if first <= slot <= last and slot in kinds]
+        read_together = classify(_uses(rows, literals, first, last, requests), literals[first], literals[last + 1])
+        found = {kinds[slot].kind for slot in parts}
+        if read_together.kind == "clock":
+            dated = [s for s in parts if may_be_part_of_a_clock({values[s] for _, _, values in rows})]
+            kinds.update(dict.fromkeys(dated, read_together))
+        elif "varying_value" in found and found <= _FIGURES:
+            kinds.update(dict.fromkeys(parts, ValueKind("varying_value", read_together.per_session)))
+    return kinds
+
+
+_FIGURES = frozenset({"varying_value", "request_id", "request_counter"})
+
+
+def _uses(rows: list[Row], literals: tuple[str, ...], first: int, last: int, requests: list[Request]) -> list[ValueUse]:
+    """What each request has from slot `first` to slot `last`, with the fixed text between them."""
+    uses = []
+    for index, _, values in rows:
+        parts = [values[first]]
+        for slot in range(first + 1, last + 1):
+            parts += (literals[slot], values[slot])
+        request = requests[index]
+        uses.append(ValueUse("".join(parts), request.session, request.tenant, request.timestamp))
+    return uses
+
+
+def _stretches(slots: list[int], literals: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """Runs of two slots or more with little text and no line's end between them, as (first, last)."""
+    start = 0
+    for at in range(1, len(slots) + 1):
+        if at < len(slots):
+            between = "".join(literals[slots[at - 1] + 1 : slots[at] + 1])
+            if len(between) <= MAX_CHARS_WITHIN_A_CLOCK and "\n" not in between:
+                continue
+        if at - start > 1:
+            yield slots[start], slots[at - 1]
+        start = at
+
+
 def _slot_candidate(
     site: Site,
     family: Family,
     slots: list[int],
     kind: ValueKind,
-    rows: list[tuple[int, str, list[str]]],
+    rows: list[Row],
     requests: list[Request],
 ) -> Candidate:
     template, slot = family.template, slots[0]
@@ -261,7 +310,7 @@ def _slot_candidate(
     )
 
 
-def _two_values(rows: list[tuple[int, str, list[str]]], slot: int) -> tuple[Any, Any]:
+def _two_values(rows: list[Row], slot: int) -> tuple[Any, Any]:
     first = rows[0]
     return first, next(row for row in rows if row[2][slot] != first[2][slot])
 
@@ -296,11 +345,11 @@ def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[s
 
 
 def move_slots(site: Site, family: Family, slots: list[int], kind: ValueKind) -> Rewrite:
-    """Leaves a constant mark where the values were. An id goes out of the prompt; other values go behind the shared
-    part: where a conversation keeps its value, to the start of its first user message; else to the end of the prompt.
+    """Leaves a constant mark where the values were. A clock or an id goes out of the prompt; other values go behind the
+    shared part: where a conversation keeps its value, to the start of its first user message; else to the end of the prompt.
     In text that is not the operator's, values go to the end of the same text."""
     marked = set(slots)
-    dropped = kind.kind in {"request_id", "request_counter"}
+    dropped = kind.kind in {"clock", "request_id", "request_counter"}
 
     def mend(request: Request) -> Request:
         text = site.text(request)
@@ -325,14 +374,12 @@ def _append_value(request: Request, value: str, to_first_user: bool) -> Request:
     at = len(messages) - 1
     if to_first_user:
         at = next((i for i, message in enumerate(messages) if message.get("role") == "user"), at)
-    message = messages[at]
-    text = f"{value}\n{text_of(message)}" if to_first_user else f"{text_of(message)}\n{value}"
-    messages[at] = {**message, "content": text}
+    messages[at] = {**messages[at], "content": f"{text_of(messages[at])}\n{value}"}
     return replace(request, messages=messages)
 
 
 def _versions_candidate(
-    site: Site, family: Family, slots: list[int], rows: list[tuple[int, str, list[str]]], requests: list[Request]
+    site: Site, family: Family, slots: list[int], rows: list[Row], requests: list[Request]
 ) -> Candidate:
     """Few texts, each used often: releases of a prompt, or the arms of a test. Mended by one text for all."""
     counts = Counter(text for _, text, _ in rows)

@@ -11,20 +11,37 @@ from itertools import pairwise
 from caudex.analysis.align import FIRST_TOKEN_CHARACTER
 from caudex.trace.bodies import parse_time
 
-_MONTHS = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-_TIME_OF_DAY = re.compile(r"\b\d{1,2}:\d{2}(?::(\d{2}))?(?:[.,]\d+)?\s*(?:[ap]\.?m\.?)?", re.IGNORECASE)
+# Months in English, and in German, French, Spanish, Italian, Portuguese and Dutch where they begin otherwise.
+_MONTHS = (
+    r"(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec|january|february|march|april|june|july|august|september|"
+    r"october|november|december|januar|februar|märz|mai|juni|juli|oktober|dezember|janvier|février|mars|avril|juin|"
+    r"juillet|août|septembre|octobre|novembre|décembre|enero|febrero|marzo|abril|mayo|junio|julio|agosto|septiembre|"
+    r"octubre|noviembre|diciembre|gennaio|febbraio|aprile|maggio|giugno|luglio|settembre|ottobre|dicembre|janeiro|"
+    r"fevereiro|março|maio|junho|julho|setembro|outubro|dezembro|januari|februari|maart|mei|augustus)\b"
+)
+_TIME_OF_DAY = re.compile(
+    r"(?<![\d:])\d{1,2}:\d{2}(?::(\d{2}))?(?:[.,]\d+)?\s*(?:[ap]\.?m\.?)?|\b\d{1,2}[.h]\d{2}\b(?= ?uhr| ?h\b|$)",
+    re.IGNORECASE,
+)
+_COMPACT_TIME = re.compile(r"\b20\d{2}(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])[T_-]?(?:[01]\d|2[0-3])[0-5]\d(\d{2})?Z?\b")
 _ISO_DATE = re.compile(r"\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b")
 _WORD_DATE = re.compile(
-    rf"\b{_MONTHS}\.? \d{{1,2}}\b|\b\d{{1,2}} {_MONTHS}\b|\b\d{{1,2}}(?:st|nd|rd|th)?\b.{{0,4}}{_MONTHS}", re.IGNORECASE
+    rf"\b{_MONTHS}\.? \d{{1,2}}\b|\b\d{{1,2}}(?:st|nd|rd|th|er|º)?\b.{{0,4}}\b{_MONTHS}", re.IGNORECASE
 )
 _WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b", re.IGNORECASE)
+_MAX_COUNTER_STEP = 16
+_CLOCK_PART = re.compile(rf"(?:[\d\s.,:/+TZh-]|[ap]\.?m\b|st\b|nd\b|rd\b|th\b|{_MONTHS}|{_WEEKDAY.pattern})+", re.IGNORECASE)
 _EPOCH = re.compile(r"\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b")
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _HEX = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", re.IGNORECASE)
 _MIXED_ID = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{6,}\b")
 _BIG_NUMBER = re.compile(r"\b\d{4,}\b")
 _PROPER_NAME = re.compile(r"[A-Z][\w.&'-]{2,}(?: [A-Z][\w.&'-]*)*[.,;]?")
-_CLOCK_WORDS = re.compile(r"\b(time|date|today|now|clock|timestamp|hour|day)\b", re.IGNORECASE)
+_CLOCK_WORDS = re.compile(
+    r"\b(time|date|today|now|clock|timestamp|hour|day|uptime|zeit|uhr|datum|heute|heure|aujourd'hui|fecha|hora|hoy|ora|"
+    r"oggi|hoje|tijd|vandaag)\b",
+    re.IGNORECASE,
+)
 _ID_WORDS = re.compile(
     r"\b(request|trace|nonce|correlation|span|run|call|message|random|seed|uuid|id)\b", re.IGNORECASE
 )
@@ -66,7 +83,7 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     if share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct):
         return ValueKind("clock", per_session, _period(uses, before))
     if (
-        _CLOCK_WORDS.search(before[-40:])
+        _CLOCK_WORDS.search(f"{before[-40:]} {after[:12]}")
         and _is_rising(uses)
         and share(lambda v: bool(re.search(r"\d", v)), distinct) >= 0.8
     ):
@@ -74,7 +91,7 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     names = f"{before[-60:]} {after[:20]}"
     if per_session:
         return ValueKind(_owner_kind(uses, names, distinct), True)
-    if _is_random(distinct) or (len(distinct) >= 0.9 * len(values) and share(_is_short_word, distinct) >= 0.9):
+    if _is_random(distinct) or (len(distinct) >= 0.9 * len(values) and share(_is_one_word, distinct) >= 0.9):
         if _SESSION_WORDS.search(names):
             return ValueKind("session_id", False)
         return ValueKind("request_counter" if _is_counter(uses) else "request_id", False)
@@ -107,8 +124,14 @@ def share(test: Callable[[str], bool], values: set[str]) -> float:
 
 def _looks_like_clock(value: str) -> bool:
     return (
-        any(pattern.search(value) for pattern in (_TIME_OF_DAY, _ISO_DATE, _WORD_DATE, _WEEKDAY)) and len(value) <= 60
+        any(pattern.search(value) for pattern in (_TIME_OF_DAY, _ISO_DATE, _WORD_DATE, _WEEKDAY, _COMPACT_TIME))
+        and len(value) <= 60
     )
+
+
+def may_be_part_of_a_clock(values: set[str]) -> bool:
+    """Whether these could be what varies of a date or a time: numbers, names of days and months, am and pm."""
+    return share(lambda value: _CLOCK_PART.fullmatch(value.strip()) is not None, values) >= 0.8
 
 
 def _is_epoch(distinct: set[str]) -> bool:
@@ -120,6 +143,10 @@ def _is_random(distinct: set[str]) -> bool:
         return any(pattern.search(value) for pattern in (_UUID, _HEX, _MIXED_ID, _BIG_NUMBER)) and len(value) <= 120
 
     return share(looks_random, distinct) >= 0.8
+
+
+def _is_one_word(value: str) -> bool:
+    return _is_short_word(value) and len(value.split()) == 1
 
 
 def _is_short_word(value: str) -> bool:
@@ -163,17 +190,19 @@ def _is_rising(uses: list[ValueUse]) -> bool:
 
 
 def _is_counter(uses: list[ValueUse]) -> bool:
+    """Whether the numbers go up by little each time; requests of other applications may have counted between."""
     numbers = _numbers(uses)
-    steps = [b - a for a, b in pairwise(numbers)]
-    return bool(steps) and len(numbers) == len(uses) and sum(0 <= step <= 2 for step in steps) >= 0.9 * len(steps)
+    steps = sorted(b - a for a, b in pairwise(numbers))
+    return bool(steps) and len(numbers) == len(uses) and _is_rising(uses) and steps[len(steps) // 2] <= _MAX_COUNTER_STEP
 
 
 def _period(uses: list[ValueUse], before: str) -> str:
     """How often the clock ticks, from its finest part, or from how often the log saw it change."""
     values = {use.value for use in uses}
-    if any((found := _TIME_OF_DAY.search(value)) and found[1] for value in values) or _is_epoch(values):
+    timed = [found for value in values for pattern in (_TIME_OF_DAY, _COMPACT_TIME) if (found := pattern.search(value))]
+    if any(found[1] for found in timed) or _is_epoch(values):
         return "second"
-    minutes = {found[0][-2:] for value in values if (found := _TIME_OF_DAY.search(value))}
+    minutes = {re.findall(r"\d{2}", found[0])[-1] for found in timed}
     if minutes:
         return "hour" if minutes <= {"00"} else "minute"
     if share(_looks_like_clock, values) >= 0.8:
