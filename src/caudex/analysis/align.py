@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,9 +36,8 @@ def differences(a: str, b: str) -> list[Span]:
     """
     if a == b:
         return []
-    shorter = min(len(a), len(b))
-    start = _longest(lambda count: a[:count] == b[:count], shorter)
-    end = _longest(lambda count: a[len(a) - count :] == b[len(b) - count :], shorter - start)
+    start = common_start(a, b)
+    end = _longest(lambda count: a[len(a) - count :] == b[len(b) - count :], min(len(a), len(b)) - start)
     inner_a, inner_b = a[start : len(a) - end], b[start : len(b) - end]
     spans = _by_lines(inner_a, inner_b)
     return [Span(s.a_start + start, s.a_end + start, s.b_start + start, s.b_end + start) for s in spans]
@@ -114,6 +113,18 @@ def resemblance(a: Counter[str], b: Counter[str]) -> float:
 
 def lines_of(text: str) -> Counter[str]:
     return Counter(text.splitlines(keepends=True))
+
+
+def common_start(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items (or characters) the two begin with alike."""
+    if isinstance(a, str) and isinstance(b, str):
+        return _longest(lambda count: a[:count] == b[:count], min(len(a), len(b)))
+    return next((count for count, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def common_end(a: str, b: str) -> int:
+    """How many characters the two end with alike."""
+    return _longest(lambda count: a[len(a) - count :] == b[len(b) - count :], min(len(a), len(b)))
 
 
 def weight(text: str) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Set
+from collections import defaultdict
 from typing import Any
 
 import msgspec
 
+from caudex.analysis.sessions import SessionFinder
 from caudex.trace.request import Message, Request, Tool
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -18,18 +18,17 @@ class Corpus:
     """Requests whose equal messages and tool lists are one object, so `is` compares them and memory is bounded by
     distinct content. Past `max_bytes` of distinct content no more requests are taken, and `complete` is False.
 
-    A request without a session is given one by what it shares with earlier requests (see `_SessionFinder`), but for
-    messages whose text is in `common`.
+    A request without a session is given one by what it shares with earlier requests (see `SessionFinder`).
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, common: Set[str] = frozenset()) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.requests: list[Request] = []
         self.complete = True
         self.sessions_inferred = False
         self.max_bytes = max_bytes
         self._used_bytes = 0
         self._known: dict[bytes, Any] = {}
-        self._finder = _SessionFinder(common)
+        self._finder = SessionFinder()
 
     def add(self, request: Request) -> None:
         if not self.complete:
@@ -44,7 +43,7 @@ class Corpus:
         if request.messages is None:
             self._used_bytes += len(request.text or "") + 8 * len(request.token_ids or ())
         if request.session is None and request.messages is not None:
-            request.session = self._finder.session_of(request)
+            request.session = self._finder.session_of([id(turn) for turn in request.messages if _is_telling(turn)])
             self.sessions_inferred = True
         self.requests.append(request)
 
@@ -57,36 +56,11 @@ class Corpus:
         return known
 
 
-class _SessionFinder:
-    """Which conversation a request without a session id goes on with: the one that its opening turn is from, or (where
-    the opening was dropped) the one that most of its turns are from.
-
-    System prompts, short turns ("yes") and texts in `common` tell nothing and are passed over.
-    """
-
-    def __init__(self, common: Set[str]) -> None:
-        self._common = common
-        self._session_of_turn: dict[int, str] = {}
-        self._count = 0
-
-    def session_of(self, request: Request) -> str:
-        turns = [id(message) for message in request.messages or () if self._is_telling(message)]
-        known = Counter(self._session_of_turn[turn] for turn in turns if turn in self._session_of_turn)
-        session = self._session_of_turn.get(turns[0]) if turns else None
-        if session is None and known:
-            likeliest, count = known.most_common(1)[0]
-            session = likeliest if count >= 2 and 2 * count >= len(turns) else None
-        if session is None:
-            session = f"conversation {self._count}"
-            self._count += 1
-        for turn in turns:
-            self._session_of_turn[turn] = session
-        return session
-
-    def _is_telling(self, message: Message) -> bool:
-        if message.get("role") == "system" or text_of(message) in self._common:
-            return False
-        return bool(message.get("tool_calls")) or len(text_of(message)) >= _MIN_TELLING_CHARS
+def _is_telling(message: Message) -> bool:
+    """Whether a message tells one conversation from another: no system prompt, and no short turn ("yes")."""
+    if message.get("role") == "system":
+        return False
+    return bool(message.get("tool_calls")) or len(text_of(message)) >= _MIN_TELLING_CHARS
 
 
 def head_length(messages: list[Message]) -> int:

@@ -19,6 +19,7 @@ from caudex.trace.encode import PromptEncoder
 from caudex.trace.log import Log
 from caudex.trace.render import RequestRenderer
 from caudex.trace.request import Request
+from caudex.trace.tokenizer import BytesTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class _Searchable:
     requests: list[Request]
     encoder: PromptEncoder
     shown: Callable[[Candidate], Candidate]
+    read: Callable[[str], str] = str
 
 
 def search_breakers(
@@ -56,7 +58,9 @@ def search_breakers(
     if searchable is None:
         where = "in block sizes and routing only: hashes do not show what diverges"
         return Searched(tuple(found), None, where)
-    findings, log = find_breakers(searchable.requests, searchable.encoder, block_size, progress=stage)
+    findings, log = find_breakers(
+        searchable.requests, searchable.encoder, block_size, progress=stage, read=searchable.read
+    )
     found += [_breaker(finding, searchable.shown(finding.candidate)) for finding in findings]
     found.sort(key=lambda breaker: -breaker.tokens_lost)
     where = "in all requests"
@@ -72,11 +76,11 @@ def _searchable(opened: Log, corpus: Corpus) -> _Searchable | None:
         return None
     if opened.has_text:
         return _Searchable(corpus.requests, opened.encoder, lambda candidate: candidate)
-    tokens = TokenText()
+    tokens = TokenText(None if opened.encoder.tokenizer.name == BytesTokenizer.name else opened.encoder.tokenizer)
     requests = tokens.requests(corpus.requests)
     if requests is None:
         return None
-    return _Searchable(requests, PromptEncoder(tokens, RequestRenderer()), tokens.shown)
+    return _Searchable(requests, PromptEncoder(tokens, RequestRenderer()), tokens.shown, tokens.read)
 
 
 def _breaker(finding: Finding, shown: Candidate) -> Breaker:

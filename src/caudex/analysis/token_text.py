@@ -13,7 +13,7 @@ import numpy as np
 from caudex.analysis.align import FIRST_TOKEN_CHARACTER
 from caudex.analysis.breakers.candidate import Candidate, Example
 from caudex.trace.request import Request
-from caudex.trace.tokenizer import TokenArray
+from caudex.trace.tokenizer import TokenArray, Tokenizer
 
 FIRST_CHARACTER = ord(FIRST_TOKEN_CHARACTER)
 MAX_DISTINCT = 0x10FFFD - FIRST_CHARACTER
@@ -21,14 +21,18 @@ SHOWN_IDS = 12
 
 
 class TokenText:
-    """A two-way mapping between ids and characters; it is itself the tokenizer of the text that it makes."""
+    """A two-way mapping between ids and characters; it is itself the tokenizer of the text that it makes.
+
+    With the tokenizer that the ids are from (`reader`), values are read and shown as the text they stand for.
+    """
 
     name = "token ids"
     description = "token ids as logged"
     markers: tuple[str, ...] = ()
     prefix: TokenArray = np.zeros(0, dtype=np.int32)
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Tokenizer | None = None) -> None:
+        self._reader = reader
         self._code_of_id: dict[int, int] = {}
         self._ids: list[int] = []
 
@@ -59,11 +63,18 @@ class TokenText:
     def decode(self, tokens: TokenArray) -> str:
         return " ".join(map(str, tokens.tolist()))
 
+    def read(self, text: str) -> str:
+        """What a person would read; the text itself where no tokenizer is known."""
+        if self._reader is None:
+            return text
+        ids = [self._ids[ord(c) - FIRST_CHARACTER] for c in text if ord(c) >= FIRST_CHARACTER]
+        return self._reader.decode(np.asarray(ids, dtype=np.int32))
+
     def shown(self, candidate: Candidate) -> Candidate:
         """A candidate whose values and place are told in ids and tokens."""
         place = candidate.place
         examples = tuple(
-            Example(e.line, self._shown(e.value), self._shown(e.before[-6:]), self._shown(e.after[:6]))
+            Example(e.line, self._shown(e.value) or e.value, self._shown(e.before[-6:]), self._shown(e.after[:6]))
             for e in candidate.examples
         )
         description = place.description.replace("character", "token")
@@ -72,5 +83,7 @@ class TokenText:
         )
 
     def _shown(self, text: str) -> str:
+        if self._reader is not None:
+            return self.read(text)
         ids = [str(self._ids[ord(c) - FIRST_CHARACTER]) for c in text if ord(c) >= FIRST_CHARACTER]
         return " ".join(ids[:SHOWN_IDS]) + (" …" if len(ids) > SHOWN_IDS else "")

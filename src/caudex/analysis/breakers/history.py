@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from caudex.analysis.align import differences, similarity
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_end, differences, similarity, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
 from caudex.analysis.breakers.values import ValueUse, classify
@@ -256,7 +256,7 @@ def _changes(
 ) -> list[_Change]:
     """One change a message where messages were edited one for one, else one for the whole step."""
     old, new = sent[step.i1 : step.i2], turns[step.j1 : step.j2]
-    if step.tag == "replace" and _is_cut_short(old, new):
+    if step.tag == "replace" and len(new) < len(old) and _is_cut_short(*map(_joined, (old, new)), inside=False):
         return [_Change("history_truncated", index, previous, head + step.i1, old, new)]
     if step.tag in {"replace", "edit"} and len(old) == len(new):
         return [
@@ -266,12 +266,15 @@ def _changes(
     return [_Change(_gap_kind(old, new), index, previous, head + step.i1, old, new)]
 
 
+def _joined(messages: list[Message]) -> str:
+    return "".join(map(_whole_text, messages))
+
+
 def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
-    """How the turns sent before became these. The last turn sent may come back edited, with new turns after it; the
-    last paragraph of a plain prompt is no turn, and is simply written on."""
+    """How the turns sent before became these. The last turn sent may come back edited, with new turns after it."""
     matcher = SequenceMatcher(None, [_key(t) for t in sent], [_key(t) for t in turns], autojunk=False)
     steps = [_Step(*opcode) for opcode in matcher.get_opcodes()]
-    if not steps or steps[-1].tag != "replace" or sent[-1].get("role") == "text":
+    if not steps or steps[-1].tag != "replace":
         return steps
     _, i1, i2, j1, j2 = steps[-1]
     pairs = 0
@@ -297,21 +300,41 @@ def _alike(a: Message, b: Message) -> bool:
     return len(shorter) >= 0.5 * len(longer) and similarity(text_a, text_b, differences(text_a, text_b)) >= 0.6
 
 
-def _is_cut_short(old: list[Message], new: list[Message]) -> bool:
-    """Whether `new` is the end of `old`, cut anywhere, perhaps behind a mark ("...", "[earlier turns omitted]").
-    Turns of a chat are dropped whole: what is cut inside one is an edit of it."""
-    before, after = ("".join(map(_whole_text, messages)) for messages in (old, new))
-    kept = _common_end(before, after)
+def _is_cut_short(before: str, after: str, *, inside: bool) -> bool:
+    """Whether `after` is the end of `before`, perhaps behind a mark that says no more than that something is gone
+    ("...", "[earlier turns omitted]"). Only with `inside` may the cut be anywhere, not just between turns."""
+    kept = common_end(before, after)
     mark = after[: len(after) - kept]
     told = len(mark) <= MAX_MARK_CHARS and _CLEARED_WORDS.search(mark) and not _SUMMARY_NOUN.search(mark)
-    cut_inside = kept > 0 and old[0].get("role") == "text"
-    unsaid = not any(map(str.isalnum, mark))
-    return kept < len(before) and ((cut_inside and unsaid) or (bool(told) and (cut_inside or len(new) < len(old))))
+    unsaid = weight(mark) <= MAX_MARK_CHARS and not any(map(str.isalnum, mark))
+    return kept < len(before) and bool(told or (inside and kept > 0 and unsaid))
 
 
-def _common_end(a: str, b: str) -> int:
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+def text_change_kind(before: str, after: str) -> str:
+    """What a change inside one long text is: a plain prompt's history has no turns to tell it by."""
+    if _REASONING.search(before) and normal_form(strip_reasoning(before)) == normal_form(after):
+        return "reasoning_stripped"
+    if not after or _is_cut_short(before, after, inside=True):
+        return "history_truncated"
+    if not before:
+        return "history_inserted"
+    if normal_form(before) == normal_form(after):
+        return "whitespace_drift"
+    if _SUMMARY_NOUN.search(after) or (_SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before)):
+        return "history_summarized"
+    if _CLEARED_WORDS.search(after) and len(after) < len(before):
+        return "tool_results_cleared"
+    shorter = 2 * weight(after) < weight(before) and len(after) < len(before)
+    return _value_kind(before, after) or ("history_summarized" if shorter and is_unread(after) else "history_rewritten")
+
+
+def is_unread(text: str) -> bool:
+    """Whether this is token ids, of which no word is known."""
+    return text[:1] >= FIRST_TOKEN_CHARACTER
+
+
+def strip_reasoning(text: str) -> str:
+    return _REASONING.sub("", text)
 
 
 def _gap_kind(old: list[Message], new: list[Message]) -> str:
@@ -350,7 +373,7 @@ def _strip_reasoning(request: Request) -> Request:
     stripped = []
     for message in request.messages or ():
         if has_reasoning(message):
-            message = {**message, "content": _REASONING.sub("", text_of(message))}
+            message = {**message, "content": strip_reasoning(text_of(message))}
             message.pop("reasoning_content", None)
         stripped.append(message)
     return replace(request, messages=stripped)
@@ -358,7 +381,7 @@ def _strip_reasoning(request: Request) -> Request:
 
 def _without_reasoning(message: Message) -> tuple[str, bytes]:
     calls = msgspec.json.encode(message.get("tool_calls") or ())
-    return " ".join(_REASONING.sub("", text_of(message)).split()), calls
+    return " ".join(strip_reasoning(text_of(message)).split()), calls
 
 
 def _same_json(old: Message, new: Message) -> bool:

@@ -1,4 +1,4 @@
-"""One finding for one defect that shows at several places: each application's prompt, each tool, each family of texts."""
+"""One finding for one defect that shows at several places: each application's prompt, each tool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _defect(candidate: Candidate) -> tuple[object, ...] | None:
     place = candidate.place
     part = "tool" if place.tool is not None else place.role
     if candidate.kind in _NAMED_VALUES or candidate.kind == "whitespace_drift":
-        return candidate.kind, part, "history" in candidate.details
+        return candidate.kind, part, "changes" in candidate.details
     if candidate.kind == "varying_value" and candidate.examples[0].before.strip():
         return candidate.kind, part, candidate.examples[0].before[-_CONTEXT_CHARS:]
     return None

@@ -9,9 +9,9 @@ import numpy as np
 
 from caudex.analysis.breakers.candidate import Candidate, Place
 from caudex.analysis.breakers.history import find_history_breakers
+from caudex.analysis.breakers.linear import find_linear_history_breakers
 from caudex.analysis.breakers.merging import merged
 from caudex.analysis.breakers.passages import find_reordered
-from caudex.analysis.breakers.plain import find_plain_history_breakers
 from caudex.analysis.breakers.rendering import find_template_breakers
 from caudex.analysis.breakers.slots import find_slots
 from caudex.analysis.breakers.splits import find_splits
@@ -25,14 +25,6 @@ SEARCH_REQUESTS = 600
 
 MAX_FINDINGS = 8
 MAX_CANDIDATES = 24
-_DETECTORS = (
-    find_slots,
-    find_tool_breakers,
-    find_history_breakers,
-    find_plain_history_breakers,
-    find_reordered,
-    find_splits,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +50,18 @@ def find_breakers(
     block_size: int,
     *,
     progress: Callable[[str], None] = lambda _: None,
+    read: Callable[[str], str] = str,
 ) -> tuple[list[Finding], list[Request]]:
     """All breakers of a log, the costliest first, and the log with all of them mended; no findings, and the log as it
     is, for a clean one. Cost: a replay of the log for each mend.
 
     Greedy: of all suspected breakers mend the one that pays most, then look at what the others would still bring on
     top. So two views of one defect are reported once, and a defect hidden behind another is found.
+
+    `read` turns text of the requests into what a person would read, where it stands for token ids.
     """
     sample = requests[:SEARCH_REQUESTS]
-    candidates = merged(list(_candidates(sample, encoder)))
+    candidates = merged(list(_candidates(sample, encoder, read)))
     if not candidates:
         return [], requests
     chosen = _greedy(sample, candidates, encoder, block_size, progress)
@@ -86,9 +81,13 @@ def find_breakers(
     return sorted(findings, key=lambda finding: -finding.tokens_lost), mended
 
 
-def _candidates(requests: list[Request], encoder: PromptEncoder) -> Iterator[Candidate]:
-    for detector in _DETECTORS:
-        yield from detector(requests)
+def _candidates(requests: list[Request], encoder: PromptEncoder, read: Callable[[str], str]) -> Iterator[Candidate]:
+    yield from find_slots(requests, read)
+    yield from find_tool_breakers(requests)
+    yield from find_history_breakers(requests)
+    yield from find_linear_history_breakers(requests, read)
+    yield from find_reordered(requests)
+    yield from find_splits(requests)
     yield from find_template_breakers(requests, encoder)
 
 

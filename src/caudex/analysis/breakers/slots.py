@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ HEAD_CHARS = 6000
 """A plain prompt is looked at up to here: what varies there costs most, and what comes later is its own history."""
 
 CONTEXT_CHARS = 48
+CONTEXT_READ = 80
 MAX_CHARS_WITHIN_A_CLOCK = 24
 
 TITLES = {
@@ -109,7 +110,8 @@ def _parsed(text: str, fallback: Any) -> Any:
         return fallback
 
 
-def find_slots(requests: list[Request]) -> Iterator[Candidate]:
+def find_slots(requests: list[Request], read: Callable[[str], str]) -> Iterator[Candidate]:
+    """`read` turns text of the requests into what a person would read (token ids decoded)."""
     for site in sites_of(requests):
         texts = texts_at(site, requests)
         if len(set(texts.values())) < 2:
@@ -118,7 +120,7 @@ def find_slots(requests: list[Request]) -> Iterator[Candidate]:
         if drift is not None:
             yield drift
         for family in recover_families(Counter(texts.values()), open_end=site.role is None and site.tool is None):
-            yield from _family_candidates(site, family, texts, requests)
+            yield from _family_candidates(site, family, texts, requests, read)
 
 
 def sites_of(requests: list[Request]) -> list[Site]:
@@ -206,10 +208,10 @@ Row: TypeAlias = tuple[int, str, list[str]]
 
 
 def _family_candidates(
-    site: Site, family: Family, texts: dict[int, str], requests: list[Request]
+    site: Site, family: Family, texts: dict[int, str], requests: list[Request], read: Callable[[str], str]
 ) -> Iterator[Candidate]:
     rows = [(i, text, values) for i, text in texts.items() if (values := family.template.values(text)) is not None]
-    kinds = _kinds_of_slots(site, family, rows, requests)
+    kinds = _kinds_of_slots(site, family, rows, requests, read)
     unknown = [slot for slot, kind in kinds.items() if kind.kind == "varying_value"]
     known: dict[str, list[int]] = defaultdict(list)
     for slot, kind in kinds.items():
@@ -227,21 +229,28 @@ def _family_candidates(
         yield _slot_candidate(site, family, unknown, ValueKind("varying_value", False), rows, requests)
 
 
-def _kinds_of_slots(site: Site, family: Family, rows: list[Row], requests: list[Request]) -> dict[int, ValueKind]:
+def _kinds_of_slots(
+    site: Site, family: Family, rows: list[Row], requests: list[Request], read: Callable[[str], str]
+) -> dict[int, ValueKind]:
     """The kind of each slot that varies and has enough fixed text behind it; numbers in one line are of one kind: a
     clock where they are one when read together (a weekday, a day, a time), or figures of no known kind."""
     literals = family.template.literals
+
+    def kind_of(first: int, last: int) -> ValueKind:
+        uses = _uses(rows, literals, first, last, requests, read)
+        return classify(uses, read(literals[first][-CONTEXT_READ:]), read(literals[last + 1][:CONTEXT_READ]))
+
     kinds: dict[int, ValueKind] = {}
     varying = [slot for slot in range(family.template.num_slots) if len({values[slot] for _, _, values in rows}) > 1]
     for slot in varying:
         if site.is_operators or sum(map(weight, literals[slot + 1 :])) >= MIN_FIXED_CHARS_BEHIND:
-            kinds[slot] = classify(_uses(rows, literals, slot, slot, requests), literals[slot], literals[slot + 1])
+            kinds[slot] = kind_of(slot, slot)
     for first, last in _stretches(varying, literals):
         parts = [slot for slot in varying if first <= slot <= last and slot in kinds]
-        read_together = classify(_uses(rows, literals, first, last, requests), literals[first], literals[last + 1])
+        read_together = kind_of(first, last)
         found = {kinds[slot].kind for slot in parts}
         if read_together.kind == "clock":
-            dated = [s for s in parts if may_be_part_of_a_clock({values[s] for _, _, values in rows})]
+            dated = [s for s in parts if may_be_part_of_a_clock({read(values[s]) for _, _, values in rows})]
             kinds.update(dict.fromkeys(dated, read_together))
         elif "varying_value" in found and found <= _FIGURES:
             kinds.update(dict.fromkeys(parts, ValueKind("varying_value", read_together.per_session)))
@@ -251,7 +260,14 @@ def _kinds_of_slots(site: Site, family: Family, rows: list[Row], requests: list[
 _FIGURES = frozenset({"varying_value", "request_id", "request_counter"})
 
 
-def _uses(rows: list[Row], literals: tuple[str, ...], first: int, last: int, requests: list[Request]) -> list[ValueUse]:
+def _uses(
+    rows: list[Row],
+    literals: tuple[str, ...],
+    first: int,
+    last: int,
+    requests: list[Request],
+    read: Callable[[str], str],
+) -> list[ValueUse]:
     """What each request has from slot `first` to slot `last`, with the fixed text between them."""
     uses = []
     for index, _, values in rows:
@@ -259,7 +275,7 @@ def _uses(rows: list[Row], literals: tuple[str, ...], first: int, last: int, req
         for slot in range(first + 1, last + 1):
             parts += (literals[slot], values[slot])
         request = requests[index]
-        uses.append(ValueUse("".join(parts), request.session, request.tenant, request.timestamp))
+        uses.append(ValueUse(read("".join(parts)), request.session, request.tenant, request.timestamp))
     return uses
 
 
@@ -346,7 +362,7 @@ def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[s
 
 def move_slots(site: Site, family: Family, slots: list[int], kind: ValueKind) -> Rewrite:
     """Leaves a constant mark where the values were. A clock or an id goes out of the prompt; other values go behind the
-    shared part: where a conversation keeps its value, to the start of its first user message; else to the end of the prompt.
+    shared part: where a conversation keeps its value, to the end of its first user message; else to the prompt's end.
     In text that is not the operator's, values go to the end of the same text."""
     marked = set(slots)
     dropped = kind.kind in {"clock", "request_id", "request_counter"}

@@ -30,7 +30,9 @@ _WORD_DATE = re.compile(
 )
 _WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b", re.IGNORECASE)
 _MAX_COUNTER_STEP = 16
-_CLOCK_PART = re.compile(rf"(?:[\d\s.,:/+TZh-]|[ap]\.?m\b|st\b|nd\b|rd\b|th\b|{_MONTHS}|{_WEEKDAY.pattern})+", re.IGNORECASE)
+_CLOCK_PART = re.compile(
+    rf"(?:[\d\s.,:/+TZh-]|[ap]\.?m\b|st\b|nd\b|rd\b|th\b|{_MONTHS}|{_WEEKDAY.pattern})+", re.IGNORECASE
+)
 _EPOCH = re.compile(r"\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b")
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _HEX = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", re.IGNORECASE)
@@ -193,7 +195,9 @@ def _is_counter(uses: list[ValueUse]) -> bool:
     """Whether the numbers go up by little each time; requests of other applications may have counted between."""
     numbers = _numbers(uses)
     steps = sorted(b - a for a, b in pairwise(numbers))
-    return bool(steps) and len(numbers) == len(uses) and _is_rising(uses) and steps[len(steps) // 2] <= _MAX_COUNTER_STEP
+    if not steps or len(numbers) < len(uses) or not _is_rising(uses):
+        return False
+    return steps[len(steps) // 2] <= _MAX_COUNTER_STEP
 
 
 def _period(uses: list[ValueUse], before: str) -> str:
