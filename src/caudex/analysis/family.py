@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from caudex.analysis.align import differences, is_glue, lines_of, resemblance, similarity, weight
+from caudex.analysis.align import Span, differences, is_glue, lines_of, resemblance, similarity, weight
 
 MIN_SIMILARITY = 0.5
 MAX_SAMPLES = 32
 FEW_LINES = 8
 ANCHOR_CHARS = 200
 MAX_FAMILIES = 8
+MAX_REFERENCES = 16
 _WORD_BEFORE = re.compile(r"[\w:.\-/+@]*$")
 _WORD_AFTER = re.compile(r"[\w:.\-/+@]*")
 
@@ -77,10 +78,11 @@ def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Fam
     """
     left = Counter(texts)
     families: list[Family] = []
-    while len(left) > 1 and len(families) < MAX_FAMILIES:
+    for _ in range(MAX_REFERENCES):
+        if len(left) < 2 or len(families) == MAX_FAMILIES:
+            break
         reference = left.most_common(1)[0][0]
-        members = _sample_members(reference, left)
-        template = _template_of(reference, members)
+        template = _template_of(reference, _differences_to_members(reference, left))
         if template is not None and open_end:
             template = _open_ended(template)
         fitting = {text: left[text] for text in left if template is not None and template.values(text) is not None}
@@ -91,19 +93,22 @@ def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Fam
     return families
 
 
-def _sample_members(reference: str, texts: Counter[str]) -> list[str]:
+def _differences_to_members(reference: str, texts: Counter[str]) -> list[Span]:
+    """Where up to MAX_SAMPLES texts that are like the reference, taken from all over, differ from it."""
     others = [text for text in texts if text != reference]
     step = max(1, len(others) // MAX_SAMPLES)
-    members: list[str] = []
+    members = 0
+    found: list[Span] = []
     lines = lines_of(reference)
     for text in (text for start in range(min(step, 2)) for text in others[start::step]):
-        if len(members) == MAX_SAMPLES:
+        if members == MAX_SAMPLES:
             break
         if _may_resemble(reference, lines, text):
             spans = differences(reference, text)
             if similarity(reference, text, spans) >= MIN_SIMILARITY:
-                members.append(text)
-    return members
+                found += spans
+                members += 1
+    return found
 
 
 def _may_resemble(reference: str, lines: Counter[str], text: str) -> bool:
@@ -114,9 +119,9 @@ def _may_resemble(reference: str, lines: Counter[str], text: str) -> bool:
     return len(lines) < FEW_LINES or resemblance(lines, lines_of(text)) >= 0.5 * MIN_SIMILARITY
 
 
-def _template_of(reference: str, members: list[str]) -> Template | None:
+def _template_of(reference: str, differing: list[Span]) -> Template | None:
     """The parts of `reference` that no member changes, cut where any of them does."""
-    spans = sorted((s.a_start, s.a_end) for member in members for s in differences(reference, member))
+    spans = sorted((span.a_start, span.a_end) for span in differing)
     if not spans:
         return None
     merged: list[list[int]] = []

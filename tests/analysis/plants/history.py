@@ -71,6 +71,10 @@ def _redacted(text: str) -> str:
     return re.sub(r"\b(\w)\w{5,}\b", r"\1***", text)
 
 
+def _digest(text: str) -> str:
+    return f"{random.Random(text).getrandbits(40):010x}"
+
+
 def _images(log: list[Body]) -> list[Body]:
     """User turns carry an image while new; later it is taken out."""
 
@@ -85,7 +89,11 @@ def _images(log: list[Body]) -> list[Body]:
         {
             **body,
             "messages": [
-                with_image(turn, f"{random.Random(turn.get('content') or '').getrandbits(40):010x}", n >= len(body["messages"]) - 2)
+                with_image(
+                    turn,
+                    f"{random.Random(turn.get('content') or '').getrandbits(40):010x}",
+                    n >= len(body["messages"]) - 2,
+                )
                 for n, turn in enumerate(body["messages"])
             ],
         }
@@ -108,10 +116,12 @@ HISTORY = [
     plant("summary_in_the_middle", "history_summarized", _TURN, _turns(_summarised_middle), _AGED),
     plant("think_stripped", "reasoning_stripped", _TURN, _thinking, _AGED),
     plant("old_results_cut", "tool_results_cleared", _TURN,
-          _map_old(_text("tool", lambda text: text[:80] + "... (truncated)" if len(text) > 120 else text), 4), "tools turns"),
+          _map_old(_text("tool", lambda text: text[:80] + "... (truncated)" if len(text) > 120 else text), 4),
+          "tools turns"),
     plant("old_results_dropped", "tool_results_cleared", _TURN,
           _map_old(_text("tool", lambda _: "[result removed to save space]"), 3), "tools turns"),
-    plant("redacted_later", "history_rewritten", _TURN, _map_old(_text("user", _redacted), 2), "messages turns answers"),
+    plant("redacted_later", "history_rewritten", _TURN, _map_old(_text("user", _redacted), 2),
+          "messages turns answers"),
     plant("answers_stripped", "output_rewritten", _TURN,
           lambda log: _map_old(_text("assistant", str.strip), 1)(
               _map_old(_text("assistant", lambda text: text + " \n"), 0)(log)), _AGED),

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.analysis.plants.plant import Body
+
 from caudex.analysis.analyze import analyze
 from caudex.analysis.results import Analysis
 from caudex.trace.generate import WorkloadSettings, generate
-from tests.analysis.plants.plant import Body
 
 _WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s+")
 
@@ -52,7 +53,10 @@ def as_token_ids(log: Iterable[Body]) -> list[Body]:
     """Every word a token, numbered as met."""
     ids: dict[str, int] = {}
     return [
-        {**_kept(body), "prompt_token_ids": [ids.setdefault(word, 1000 + len(ids)) for word in _WORD.findall(as_text(body))]}
+        {
+            **_kept(body),
+            "prompt_token_ids": [ids.setdefault(word, 1000 + len(ids)) for word in _WORD.findall(as_text(body))],
+        }
         for body in log
     ]
 
@@ -81,7 +85,9 @@ def has(log: list[Body]) -> set[str]:
         lengths = sorted(len(body["messages"]) for body in log)
         if lengths[3 * len(lengths) // 4] > 8:
             offers.add("turns")
-        if sum(len(m.get("content") or "") > 100 for body in log for m in body["messages"] if m["role"] == "assistant") > len(log):
+        if sum(
+            len(m.get("content") or "") > 100 for body in log for m in body["messages"] if m["role"] == "assistant"
+        ) > len(log):
             offers.add("answers")
     if all(len(body.get("tools") or ()) > 2 for body in log):
         offers.add("tools")

@@ -12,7 +12,7 @@ from tests.analysis.plants.plant import Body, Mutator, in_head, in_message, plan
 
 _TOPICS = ("refunds", "delays", "upgrades", "luggage", "vouchers", "infants", "visas", "seats", "pets", "meals")
 _SHOTS = [
-    f"Q: Somebody writes in about {t} and is angry. What now?\nA: Say sorry, look up the rule on {t}, offer two ways out."
+    f"Q: Somebody writes about {t} and is angry. What now?\nA: Say sorry, look up the rule on {t}, offer two ways out."
     for t in _TOPICS
 ]
 _DOCUMENTS = [

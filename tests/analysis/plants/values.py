@@ -15,6 +15,8 @@ from tests.analysis.plants.plant import START, Body, Mutator, at_line, chosen_by
 _FIRST = ("Maria", "Jonas", "Aiko", "Priya", "Chen", "Fatima", "Liam", "Zoe", "Omar", "Ingrid", "Pablo", "Nkechi")
 _LAST = ("Schmidt", "Okafor", "Tanaka", "Rossi", "Nguyen", "Haddad", "Kowalski", "Silva", "Larsen", "Dubois")
 _WEATHER = ("sunny and dry", "light rain", "heavy snowfall", "patchy fog", "strong wind from the west", "overcast")
+_COMPANIES = ("Acme Corp", "Globex", "Initech", "Umbrella")
+_VIRTUES = ("kind", "quick", "calm", "clear", "brave", "exact", "frank", "patient")
 
 
 def _seconds(number: int) -> datetime:
@@ -47,6 +49,10 @@ def _profile(body: Body) -> str:
     )
 
 
+def _load(rng: random.Random) -> str:
+    return f"cpu {rng.random():.3f} mem {rng.random():.3f} queue {rng.randrange(90)}"
+
+
 def _ulid(number: int) -> str:
     return "01J" + "".join(_rng(number).choices("0123456789ABCDEFGHJKMNPQRSTVWXYZ", k=23))
 
@@ -76,7 +82,10 @@ def _in_tool_default(log: list[Body]) -> list[Body]:
 
 def _second_system_message(text_of: Callable[[int, Body], str]) -> Mutator:
     return lambda log: [
-        {**body, "messages": [body["messages"][0], {"role": "system", "content": text_of(n, body)}, *body["messages"][1:]]}
+        {
+            **body,
+            "messages": [body["messages"][0], {"role": "system", "content": text_of(n, body)}, *body["messages"][1:]],
+        }
         for n, body in enumerate(log)
     ]
 
@@ -142,8 +151,8 @@ VALUES = [
           _in_tool(lambda n: f" (call key {uuid.UUID(int=_rng(n).getrandbits(128))})"), "tools"),
     plant("id_in_second_system", "request_id", r"^system message 1",
           _second_system_message(lambda n, _: f"X-Request-Id: {_rng(n).getrandbits(80):020x}")),
-    plant("counter_middle", "request_counter", _SYSTEM, at_line(lambda n, _: f"Call no. {18240 + n} of this worker.", 0.5),
-          ""),
+    plant("counter_middle", "request_counter", _SYSTEM,
+          at_line(lambda n, _: f"Call no. {18240 + n} of this worker.", 0.5), ""),
     plant("user_name_head", "user_name", _HEAD, at_line(lambda _, b: f"You are talking to {_name(b)}.", 0),
           "sessions"),
     plant("user_email_middle", "user_name", _SYSTEM,
@@ -155,16 +164,15 @@ VALUES = [
           at_line(lambda _, b: f"Customer number: {random.Random(session_of(b)).randrange(10**6, 10**7)}", 0.2),
           "sessions"),
     plant("tenant_without_field", "tenant_name user_name", _HEAD,
-          at_line(lambda _, b: f"You answer for {chosen_by_session(b, ('Acme Corp', 'Globex', 'Initech', 'Umbrella'))}.", 0),
+          at_line(lambda _, b: f"You answer for {chosen_by_session(b, _COMPANIES)}.", 0),
           "sessions", 0.015),
     plant("session_uuid", "session_id", _SYSTEM,
           at_line(lambda _, b: f"conversation: {uuid.uuid5(uuid.NAMESPACE_DNS, session_of(b))}", 0.3), "sessions"),
     plant("weather", "varying_value system_prompt_versions", _HEAD,
-          at_line(lambda n, _: f"Weather outside: {_rng(n).choice(_WEATHER)}, {_rng(n).randrange(-9, 35)} degrees.", 0), ""),
+          at_line(lambda n, _: f"Weather now: {_rng(n).choice(_WEATHER)}, {_rng(n).randrange(-9, 35)} degrees.", 0),
+          ""),
     plant("load_figures", "varying_value request_counter request_id", _SYSTEM,
-          at_line(lambda n, _: f"cpu {_rng(n).random():.3f} mem {_rng(n).random():.3f} queue {_rng(n).randrange(90)}", 0.3),
-          ""),
+          at_line(lambda n, _: _load(_rng(n)), 0.3), ""),
     plant("quote_of_the_request", "varying_value", _HEAD,
-          at_line(lambda n, _: "Motto: " + " ".join(_rng(n).sample("be kind quick calm clear brave exact frank".split(), 5)), 0),
-          ""),
+          at_line(lambda n, _: "Motto: " + " ".join(_rng(n).sample(_VIRTUES, 5)), 0), ""),
 ]  # fmt: skip

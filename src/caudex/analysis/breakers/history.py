@@ -27,7 +27,7 @@ MAX_THREADS = 8
 MAX_MARK_CHARS = 80
 """What stands for dropped turns without saying what was in them; longer text is a summary."""
 
-_REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)\s*", re.DOTALL)
+_REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)(\s*)", re.DOTALL)
 _SUMMARY_WORDS = re.compile(
     r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
 )
@@ -333,8 +333,9 @@ def is_unread(text: str) -> bool:
     return text[:1] >= FIRST_TOKEN_CHARACTER
 
 
-def strip_reasoning(text: str) -> str:
-    return _REASONING.sub("", text)
+def strip_reasoning(text: str, blanks: int | None = None) -> str:
+    """A text without its reasoning and (at most `blanks` of) the blanks behind it."""
+    return _REASONING.sub(lambda found: "" if blanks is None else found[3][blanks:], text)
 
 
 def _gap_kind(old: list[Message], new: list[Message]) -> str:

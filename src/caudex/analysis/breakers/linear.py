@@ -123,7 +123,7 @@ def _candidate(kind: str, changes: list[_Change], requests: list[Request], read:
     kinds = frozenset({kind})
     rewrite: Rewrite = lambda log: _rebuild(log, kinds, read).requests  # noqa: E731
     if kind == "reasoning_stripped" and all(read(change.old) == change.old for change in changes):
-        rewrite = _without_reasoning
+        rewrite = _without_reasoning(change)
     return Candidate(
         kind=kind,
         title=HISTORY_TITLES.get(kind, HISTORY_TITLES["history_rewritten"]),
@@ -140,8 +140,11 @@ def _candidate(kind: str, changes: list[_Change], requests: list[Request], read:
     )
 
 
-def _without_reasoning(requests: list[Request]) -> list[Request]:
-    return [r if r.text is None else replace(r, text=strip_reasoning(r.text)) for r in requests]
+def _without_reasoning(change: _Change) -> Rewrite:
+    """Strips reasoning from every prompt, with as many blanks behind it as this change took away."""
+    rest = strip_reasoning(change.old, 0)
+    blanks = len(rest) - len(change.new) if rest.endswith(change.new) else None
+    return lambda log: [r if r.text is None else replace(r, text=strip_reasoning(r.text, blanks)) for r in log]
 
 
 def _rebuild(requests: list[Request], mended: frozenset[str], read: Callable[[str], str]) -> _Rebuilt:

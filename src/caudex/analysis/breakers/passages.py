@@ -14,14 +14,19 @@ from itertools import pairwise
 
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import Site, sites_of, texts_at
+from caudex.analysis.breakers.values import share
 from caudex.analysis.corpus import by_session, head_length, text_of
 from caudex.trace.request import Message, Request
 
 MIN_PASSAGE_CHARS = 40
+SEARCHED_CHARS = 1 << 15
+"""A plain prompt's passages are looked for up to here."""
+
 MIN_USES = 3
 _LABEL = re.compile(
     r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
 )
+_SCHEMA_KEY = re.compile(r'"(?:parameters|input_schema|inputSchema)"')
 _BREAKS = (re.compile(r"(\n\s*\n+)"), re.compile(r"(?<=>)(\n)(?=<)"), re.compile(r"(\n)"))
 
 
@@ -29,11 +34,10 @@ def find_reordered(requests: list[Request]) -> Iterator[Candidate]:
     for site in sites_of(requests):
         if site.tool is not None:
             continue
+        site = replace(site, chars=SEARCHED_CHARS)
         texts = texts_at(site, requests)
         if len(set(texts.values())) >= 2:
-            candidate = _passages_candidate(site, texts, requests)
-            if candidate is not None:
-                yield candidate
+            yield from _passages_candidates(site, texts, requests)
     candidate = _examples_candidate(requests)
     if candidate is not None:
         yield candidate
@@ -44,17 +48,16 @@ def _without_label(passage: str) -> str:
     return _LABEL.sub(r"\1#", passage, count=1).strip()
 
 
-def _passages_candidate(site: Site, texts: dict[int, str], requests: list[Request]) -> Candidate | None:
+def _passages_candidates(site: Site, texts: dict[int, str], requests: list[Request]) -> Iterator[Candidate]:
     for pattern in _BREAKS:
         uses = _shared_passages(pattern, set(texts.values()))
         if len(uses) < 2:
             continue
         ranks = _ranks(uses, pattern, texts.values())
         reordered = [index for index, text in texts.items() if not _in_order(pattern, text, ranks)]
-        if not reordered:
-            continue
-        return _reorder_candidate(site, pattern, ranks, texts, reordered, requests)
-    return None
+        candidate = _reorder_candidate(site, pattern, ranks, texts, reordered, requests) if reordered else None
+        if candidate is not None:
+            yield candidate
 
 
 def _ranks(uses: Counter[str], pattern: re.Pattern[str], texts: Iterable[str]) -> dict[str, int]:
@@ -89,9 +92,12 @@ def _reorder_candidate(
         return None
     char = next((k for k, (a, b) in enumerate(zip(texts[index], texts[other], strict=False)) if a != b), 0)
     kind = "few_shot_reordered" if site.role == "system" else "passages_reordered"
+    what = "passages"
+    if share(_is_tool, set(ranks)) > 0.5:
+        kind, what = "tools_reordered", "tools"
     return Candidate(
         kind=kind,
-        title="The same passages in changing order",
+        title=f"The same {what} in changing order",
         place=Place(f"{site.description}, character {char}", site.index, site.role, None, char),
         examples=_side_by_side(index, other, texts, pattern, ranks, requests),
         mend="Give passages (examples, retrieved documents) in one order for all requests: the most used first",
@@ -100,6 +106,11 @@ def _reorder_candidate(
         details={"passages": len(ranks), "reordered": len(reordered)},
         min_gain=0.005,
     )
+
+
+def _is_tool(passage: str) -> bool:
+    """Whether a passage is a tool's declaration as JSON."""
+    return passage.startswith("{") and '"name"' in passage and _SCHEMA_KEY.search(passage) is not None
 
 
 def _side_by_side(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -24,6 +24,10 @@ from caudex.analysis.family import Family, recover_families
 from caudex.trace.request import Message, Request
 
 MAX_VERSIONS = 12
+MAX_VERSIONS_UNTOLD = 4
+"""As many where the log does not tell one conversation from another: more may be what each of them is about."""
+
+MAX_VERSION_CHARS = 4000
 MIN_REQUESTS_A_VERSION = 3
 MIN_FIXED_CHARS_BEHIND = 200
 HEAD_CHARS = 6000
@@ -57,11 +61,13 @@ MENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A position in requests whose texts are compared: message `index` (from the front) or the tool called `tool`."""
+    """A position in requests whose texts are compared: message `index` (from the front), the tool called `tool`, or
+    (where neither is given) a plain prompt's first `chars` characters."""
 
     index: int | None
     tool: str | None
     role: str | None
+    chars: int = HEAD_CHARS
 
     @property
     def description(self) -> str:
@@ -81,7 +87,7 @@ class Site:
                 (_json(canonical_tool(tool)) for tool in request.tools or () if tool_name(tool) == self.tool), None
             )
         if self.role is None:
-            return None if request.text is None else request.text[:HEAD_CHARS]
+            return None if request.text is None else request.text[: self.chars]
         messages = request.messages or []
         if self.index is None or self.index >= len(messages) or messages[self.index].get("role") != self.role:
             return None
@@ -92,7 +98,7 @@ class Site:
             tools = [_parsed(text, tool) if tool_name(tool) == self.tool else tool for tool in request.tools or ()]
             return replace(request, tools=tools)
         if self.role is None:
-            return replace(request, text=text + (request.text or "")[HEAD_CHARS:])
+            return replace(request, text=text + (request.text or "")[self.chars :])
         messages = list(request.messages or ())
         assert self.index is not None
         messages[self.index] = {**messages[self.index], "content": text}
@@ -221,12 +227,40 @@ def _family_candidates(
         yield _slot_candidate(site, family, slots, kinds[slots[0]], rows, requests)
     if not unknown:
         return
-    counts = Counter(text for _, text, _ in rows)
-    common = [text for text, count in counts.items() if count >= MIN_REQUESTS_A_VERSION]
-    if site.is_operators and len(counts) <= MAX_VERSIONS and len(common) >= 2:
-        yield _versions_candidate(site, family, unknown, rows, requests)
+    versions = _versions(site, unknown, rows, requests)
+    if versions is not None:
+        yield _versions_candidate(site, family, unknown, rows, requests, versions)
     else:
         yield _slot_candidate(site, family, unknown, ValueKind("varying_value", False), rows, requests)
+
+
+Version: TypeAlias = tuple[str, ...]
+"""What a text has in the slots that tell its versions apart."""
+
+
+def _versions(site: Site, slots: list[int], rows: list[Row], requests: list[Request]) -> Counter[Version] | None:
+    """How many requests have each version of a text, by what it has in `slots`; None where what varies is no version:
+    there are too many, or each belongs to one conversation."""
+    if not site.is_operators and site.role is not None:
+        return None
+    counts = Counter(_version(values, slots) for _, _, values in rows)
+    common = {version for version, count in counts.items() if count >= MIN_REQUESTS_A_VERSION}
+    if len(counts) > MAX_VERSIONS or len(common) < 2 or _longest_value(counts) > MAX_VERSION_CHARS:
+        return None
+    sessions: dict[Version, set[str]] = defaultdict(set)
+    for index, _, values in rows:
+        sessions[_version(values, slots)].add(requests[index].session or "")
+    known = len(set().union(*sessions.values())) > 1
+    shared = sum(len(sessions[version]) > 1 for version in common)
+    return counts if shared >= 2 or (not known and len(counts) <= MAX_VERSIONS_UNTOLD) else None
+
+
+def _longest_value(versions: Iterable[Version]) -> int:
+    return max(len(value) for version in versions for value in version)
+
+
+def _version(values: list[str], slots: list[int]) -> Version:
+    return tuple(values[slot] for slot in slots)
 
 
 def _kinds_of_slots(
@@ -395,16 +429,20 @@ def _append_value(request: Request, value: str, to_first_user: bool) -> Request:
 
 
 def _versions_candidate(
-    site: Site, family: Family, slots: list[int], rows: list[Row], requests: list[Request]
+    site: Site,
+    family: Family,
+    slots: list[int],
+    rows: list[Row],
+    requests: list[Request],
+    counts: Counter[Version],
 ) -> Candidate:
     """Few texts, each used often: releases of a prompt, or the arms of a test. Mended by one text for all."""
-    counts = Counter(text for _, text, _ in rows)
-    main, other = (text for text, _ in counts.most_common(2))
-    first = next(row for row in rows if row[1] == main)
-    second = next(row for row in rows if row[1] == other)
-    slot = next((s for s in slots if first[2][s] != second[2][s]), slots[0])
+    main, other = (version for version, _ in counts.most_common(2))
+    first = next(row for row in rows if _version(row[2], slots) == main)
+    second = next(row for row in rows if _version(row[2], slots) == other)
+    slot = next(s for s in slots if first[2][s] != second[2][s])
     char = _offset_of_slot(family, first[2], slot)
-    changes = sum(a[1] != b[1] for a, b in pairwise(rows))
+    changes = sum(_version(a[2], slots) != _version(b[2], slots) for a, b in pairwise(rows))
     rollout = changes < 2 * len(counts)
     return Candidate(
         kind="system_prompt_versions",
@@ -412,22 +450,28 @@ def _versions_candidate(
         + ("one after another" if rollout else "side by side (an A/B test?)"),
         place=Place(f"{site.description}, character {char}", site.index, site.role, site.tool, char),
         examples=tuple(
-            Example(
-                requests[i].line,
-                values[slot][:200],
-                family.template.literals[slot][-CONTEXT_CHARS:],
-                family.template.literals[slot + 1][:CONTEXT_CHARS],
-            )
-            for i, _, values in (first, second)
+            _example(family.template.literals, slot, values, requests[i].line) for i, _, values in (first, second)
         ),
         mend=(
             "Put what differs between versions at the end of the text, keep a conversation on one version, and send "
             "each arm of a test to replicas of its own"
         ),
-        rewrite=_rewrite_texts(site, dict.fromkeys(counts, main)),
+        rewrite=_one_version(site, family, dict(zip(slots, main, strict=True))),
         pair=(first[0], second[0]),
         details={"versions": len(counts), "changes": changes, "requests_by_version": list(counts.values())},
     )
+
+
+def _one_version(site: Site, family: Family, main: dict[int, str]) -> Rewrite:
+    def mend(request: Request) -> Request:
+        text = site.text(request)
+        values = None if text is None else family.template.values(text)
+        if values is None:
+            return request
+        mended = family.template.fill([main.get(slot, value) for slot, value in enumerate(values)])
+        return request if mended == text else site.with_text(request, mended)
+
+    return lambda requests: [mend(request) for request in requests]
 
 
 def _first_difference(a: str, b: str) -> int:
