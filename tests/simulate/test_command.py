@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from caudex.cli import main
+from caudex.simulate.replica import Replica, StepEvents
 
 TRACE = str(Path(__file__).parents[1] / "cache" / "data" / "mooncake_conversation.head.jsonl.gz")
 
@@ -42,12 +44,106 @@ def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
         (["--model", "no-such-model"], "no-such-model"),
         (["--kill", "soon"], "SECONDS:REPLICA"),
         (["--model", "Llama-3.1-70B"], "weights alone"),
+        (["--gpu", "H99"], "H100"),
+        (["--model", "no-such-model"], "Llama-2-70B"),
+        (["--kill", "nan:1"], "number of seconds"),
+        (["--kill", "-5:1"], "number of seconds"),
+        (["--join", "5:-1"], "begin at 0"),
+        (["--rate", "nan"], "number above 0"),
+        (["--speed", "inf"], "number above 0"),
+        (["--rate", "1", "--speed", "2"], "one of them"),
+        (["--capacity", "100"], "less than one block"),
+        (["--eviction", "newest"], "newest"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "max_num_batched_tokens"),
+        (["--fit", "no-such-file"], "no-such-file"),
+        (["--fit", TRACE], "not a cost model"),
+        (["--fit", "http://127.0.0.1:9"], "could not be measured"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     code, output = run(TRACE, "--limit", "5", *arguments)
     assert code == 1
     assert message in output
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    for flags in (["--replicas", "0"], ["--replicas", "1000000"], ["--rate", "-1"], ["--speed", "0"]):
+        code, output = run(TRACE, *flags)
+        assert code == 2
+        assert flags[0] in output
+
+
+def write_trace(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def row(timestamp: float, *hash_ids: int, **others: int) -> dict[str, object]:
+    length = {"input_length": 16 * len(hash_ids), "output_length": 4, "block_size": 16}
+    return {"timestamp": timestamp, "hash_ids": hash_ids} | length | others
+
+
+def simulated(tmp_path: Path, *arguments: str) -> list[dict[str, object]]:
+    report = tmp_path / "report.json"
+    code, output = run(*arguments, "--policy", "cost", "--json", str(report))
+    assert code == 0, output
+    figures: list[dict[str, object]] = json.loads(report.read_text())["policies"]
+    return figures
+
+
+def test_an_empty_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text("")
+    code, output = run(str(path))
+    assert code == 1
+    assert "empty.jsonl" in output.replace("\n", "")
+
+
+def test_one_request(tmp_path: Path) -> None:
+    [figures] = simulated(tmp_path, write_trace(tmp_path / "one.jsonl", row(5_000.0, 1, 2)))
+    assert figures["finished"] == 1
+    assert figures["hit_rate"] == 0.0
+
+
+def test_times_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", row(9_000.0, 1, 2, 3), row(0.0, 1, 2, 4), row(4_000.0, 1, 2, 5))
+    [figures] = simulated(tmp_path, path, "--replicas", "1")
+    assert figures["finished"] == 3
+    assert figures["hit_rate"] == pytest.approx(4 / 9)
+
+
+def test_a_prompt_longer_than_a_replica_is_refused_and_the_others_are_served(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", row(0.0, *range(10)), row(1.0, 20, 21))
+    [figures] = simulated(tmp_path, path, "--capacity", "100")
+    assert (figures["finished"], figures["refused"]) == (1, 1)
+
+
+def test_a_fleet_that_dies_refuses_and_one_that_changes_later_does_not_matter(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", row(0.0, 1), row(10_000.0, 2))
+    [figures] = simulated(tmp_path, path, "--replicas", "1", "--kill", "5:0", "--kill", "1e9:7")
+    assert (figures["finished"], figures["refused"]) == (1, 1)
+    assert figures["tpot"] is not None
+    [figures] = simulated(tmp_path, path, "--replicas", "1", "--kill", "0:0")
+    assert (figures["finished"], figures["refused"], figures["hit_rate"]) == (0, 2, None)
+
+
+def test_what_was_simulated_until_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second policy is interrupted after some arrivals, as by a signal."""
+    steps = itertools.count()
+    advance = Replica.advance
+
+    def advance_until_interrupted(self: Replica) -> StepEvents:
+        if next(steps) == 900:
+            raise KeyboardInterrupt
+        return advance(self)
+
+    monkeypatch.setattr(Replica, "advance", advance_until_interrupted)
+    code, output = run(TRACE, "--limit", "200", "--policy", "round_robin,cost,prefix")
+    assert code == 130
+    assert "round_robin" in output
+    assert "cost" in output
+    assert "prefix" not in output
+    assert "interrupted" in output
 
 
 def test_a_broken_trace_names_its_line(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulate.workloads import workload_of
 
 from caudex.simulate import (
     FittedModel,
@@ -16,6 +18,7 @@ from caudex.simulate import (
     SimulationResult,
     SimulationSettings,
     Slo,
+    StepWork,
     Workload,
     find_gpu,
     find_model,
@@ -25,19 +28,6 @@ from caudex.simulate import (
 TRACE = Path(__file__).parents[1] / "cache" / "data" / "mooncake_conversation.head.jsonl.gz"
 STEADY = FittedModel(0.01, 1e-4, 0.0, 1e-3, 1e-6)
 """10 ms a step, 0.1 ms a prompt token, 1 ms a running request, 1 us a token of context."""
-
-
-def workload_of(requests: list[tuple[float, list[int], int, int]], block_size: int = 16) -> Workload:
-    """Requests as (arrival, block ids, input length, output length)."""
-    arrivals, paths, inputs, outputs = zip(*requests, strict=True)
-    return Workload(
-        [np.array(path, dtype=np.int32) for path in paths],
-        np.array(arrivals, dtype=np.float64),
-        np.array(inputs, dtype=np.int64),
-        np.array(outputs, dtype=np.int64),
-        block_size,
-        [None] * len(requests),
-    )
 
 
 def simulate(workload: Workload, *, replicas: int = 1, num_blocks: int = 1_000, **options: object) -> SimulationResult:
@@ -96,9 +86,9 @@ requests = st.lists(
 def test_every_request_ends_once_and_the_sums_close(
     raw: list[tuple[float, list[int], int, int]], replicas: int, policy: str, kills: list[tuple[float, int, bool]]
 ) -> None:
-    rows = []
+    rows, dense = [], {}
     for arrival, path, rest, output in sorted(raw, key=lambda row: row[0]):
-        chained = [int.from_bytes(bytes(path[: i + 1]), "big") % 2**30 for i in range(len(path))]
+        chained = [dense.setdefault(tuple(path[: i + 1]), len(dense)) for i in range(len(path))]
         rows.append((arrival, chained, max(1, 16 * len(path) + rest), output))
     workload = workload_of(rows)
     changes = [FleetChange(time, "join" if join else "kill", number + 1) for time, number, join in kills]
@@ -106,13 +96,91 @@ def test_every_request_ends_once_and_the_sums_close(
     fits = (workload.input_lengths + workload.output_lengths + 15) // 16 <= 12
     finished = ~np.isnan(result.finishes)
     assert finished.tolist() == fits.tolist()
+    assert (finished ^ result.refused).all()
     assert (result.ttft[finished] > 0).all()
     assert (result.finishes[finished] >= result.first_tokens[finished]).all()
     assert (result.cached_tokens < result.input_lengths).all()
     computed = (result.input_lengths - result.cached_tokens)[finished].sum()
-    assert result.computed_by_replica.sum() >= computed
+    lost = result.computed_by_replica.sum() - computed
+    assert lost >= 0
     if not any(change.kind == "kill" for change in changes):
-        assert result.computed_by_replica.sum() == computed
+        assert lost == 0
+    summary = result.summary(Slo())
+    assert summary["finished"] + summary["refused"] == summary["requests"] == len(rows)
+    assert summary["unfinished"] == 0
+
+
+def test_a_run_that_is_broken_off_tells_what_has_become_of_whom() -> None:
+    workload = read_workload(TRACE, limit=300)
+    limits = ReplicaLimits(2_000, workload.block_size)
+    simulation = FleetSimulation(workload, SimulationSettings(2, limits), STEADY)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run(stop)
+    summary = simulation.result().summary(Slo())
+    assert (summary["requests"], summary["finished"], summary["unfinished"]) == (1, 0, 1)
+
+
+def test_what_a_dead_replica_had_is_computed_again() -> None:
+    """It dies half-way through a prompt of two chunks, whose first chunk is lost with it."""
+    workload = workload_of([(0.0, list(range(1_000)), 16_000, 2)])
+    chunk = 0.01 + 8_192e-4
+    result = simulate(workload, replicas=2, num_blocks=1_100, changes=[FleetChange(1.5 * chunk, "kill", 0)], seed=3)
+    again = simulate(workload, replicas=2, num_blocks=1_100, changes=[FleetChange(1.5 * chunk, "kill", 1)], seed=3)
+    died, other = (result, again) if result.retries[0] else (again, result)
+    assert died.computed_by_replica.sum() == 16_000 + 8_192
+    assert other.computed_by_replica.sum() == 16_000
+    assert died.ttft[0] == pytest.approx(1.5 * chunk + other.ttft[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(1, 40_000), policy=st.sampled_from(["random", "session", "cost"]))
+def test_without_load_the_first_token_comes_when_the_cost_model_says(length: int, policy: str) -> None:
+    model = FittedModel(0.01, 1e-4, 3e-9, 1e-3, 1e-6, seconds_per_request=0.002, seconds_per_prompt_token=1e-6)
+    workload = workload_of([(0.0, list(range(length // 16)), length, 1)])
+    limits = ReplicaLimits(4_000, 16)
+    result = FleetSimulation(workload, SimulationSettings(5, limits, policy), model).run()
+    starts = range(0, length, limits.max_num_batched_tokens)
+    chunks = [(start, min(limits.max_num_batched_tokens, length - start)) for start in starts]
+    steps = [model.step_seconds(StepWork(n, sum(range(start + 1, start + n + 1)), 0, 0)) for start, n in chunks]
+    assert result.ttft[0] == pytest.approx(model.front_seconds(length) + sum(steps))
+
+
+@pytest.mark.parametrize("policy", ["random", "consistent_hash", "prefix", "cost"])
+def test_more_replicas_do_not_lower_goodput(policy: str) -> None:
+    workload = read_workload(TRACE, limit=800).faster(5.0)
+    cost = RooflineModel(find_model("Llama-3.1-8B"), find_gpu("H100"))
+    limits = ReplicaLimits(300, workload.block_size)
+    shares = [
+        FleetSimulation(workload, SimulationSettings(n, limits, policy), cost).run().summary(Slo())["slo_share"]
+        for n in (2, 4, 8, 16)
+    ]
+    assert all(more >= fewer - 0.02 for fewer, more in itertools.pairwise(shares))
+    assert shares[-1] > shares[0]
+
+
+def test_a_workload_must_have_the_block_size_of_the_replicas() -> None:
+    workload = workload_of([(0.0, [0], 16, 1)])
+    with pytest.raises(ValueError, match="block size is 512, the workload's 16"):
+        FleetSimulation(workload, SimulationSettings(1, ReplicaLimits(10, 512)), STEADY)
+    with pytest.raises(ValueError, match="0 replicas"):
+        SimulationSettings(0, ReplicaLimits(10, 16))
+    with pytest.raises(ValueError, match="num_blocks is 0"):
+        ReplicaLimits(0, 16)
+
+
+def test_infinite_cache_hits_are_those_of_a_plain_set() -> None:
+    workload = read_workload(TRACE, limit=500)
+    seen: set[int] = set()
+    for i in range(len(workload)):
+        ids = workload.path(i).tolist()
+        limit = min(len(ids), (int(workload.input_lengths[i]) - 1) // workload.block_size)
+        matched = next((k for k in range(limit) if ids[k] not in seen), limit)
+        assert workload.infinite_cache_hits[i] == matched * workload.block_size
+        seen.update(ids)
 
 
 def test_the_same_seed_gives_the_same_result_to_the_bit() -> None:

@@ -125,7 +125,12 @@ async def events(
 
 
 async def get_json(endpoint: Endpoint, path: str) -> Any:
-    """GET a JSON document.
+    """GET a JSON document; raises as `get`."""
+    return msgspec.json.decode(await get(endpoint, path))
+
+
+async def get(endpoint: Endpoint, path: str) -> bytes:
+    """GET a document.
 
     Raises:
         ServerError: a status other than 200.
@@ -140,7 +145,7 @@ async def get_json(endpoint: Endpoint, path: str) -> Any:
         writer.close()
     if status != 200:
         raise ServerError(f"GET {path}: status {status}: {body[:500].decode(errors='replace')}")
-    return msgspec.json.decode(body)
+    return body
 
 
 async def first_model(endpoint: Endpoint) -> str:

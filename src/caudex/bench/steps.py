@@ -1,71 +1,154 @@
-"""How long the steps of a live server take: what `caudex simulate --fit` is fitted to."""
+"""How long a live server takes for what: the measurements that `caudex simulate --fit` fits its cost model to."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import re
 import statistics
+import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
 
 from caudex.bench.client import Endpoint, Record, ServerError, measure
+from caudex.simulate import Measurement
 
-PREFILL_WORDS = (32, 128, 256, 512, 1_024, 1_536)
-DECODE_BATCHES = (1, 2, 4, 8)
-DECODE_WORDS = (32, 256)
-DECODE_TOKENS = 24
+LENGTHS = (16, 48, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
+"""Words of the prompts, as far as the server takes them and time allows."""
+
 REPEATS = 3
+TAIL_WORDS = (0, 12, 48, 160)
+BATCHES = (1, 2, 4, 8, 16)
+BATCH_WORDS = (48, 256)
+DECODE_TOKENS = 32
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
 
-async def measure_steps(endpoint: Endpoint, progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    """Steps as `caudex.simulate.read_fit` reads them, each the median of a few.
+@dataclass(slots=True)
+class StepMeter:
+    """Measures a server that has nothing else to do; within about `budget` seconds, whatever its speed.
 
-    Prefill: cold prompts of several lengths, alone, one token out; the step is the time to the first token, so it has
-    the connection's and the tokenizer's time in it. Decode: several requests at once, the step is the gap between
-    tokens. ServerError if the server refuses even the shortest; longer ones than it takes are left out.
+    Cold prompts of growing length, one token out: the time to the first token is all prefill. The same prompts again,
+    some with a tail: most of it is then what comes before the engine, and the length of the context. Batches of prompts
+    that are cached: the gaps between tokens are steps of decoding. Each is the median of a few; times have the
+    connection's in them, as a client sees them.
+
+    `chunk_tokens` is the most that the server computes in one step (`max_num_batched_tokens`).
     """
-    rng = random.Random(0)
-    total = len(PREFILL_WORDS) + len(DECODE_BATCHES) * len(DECODE_WORDS)
-    steps: list[dict[str, Any]] = []
-    for words in PREFILL_WORDS:
-        records = [await _ask(endpoint, rng, words, 1) for _ in range(REPEATS)]
-        if all(record.error is None for record in records):
-            steps.append(_prefill_step(records))
-        elif not steps:
-            raise ServerError(f"{endpoint.url} refused a prompt of {words} words: {records[0].error}")
-        progress(len(steps), total)
-    for words in DECODE_WORDS:
-        for batch in DECODE_BATCHES:
-            records = await asyncio.gather(*[_ask(endpoint, rng, words, DECODE_TOKENS) for _ in range(batch)])
-            if all(record.error is None and record.gaps for record in records):
-                steps.append(_decode_step(records))
-            progress(len(steps), total)
-    return steps
+
+    endpoint: Endpoint
+    chunk_tokens: int
+    budget: float = 45.0
+    on_progress: Callable[[float], None] = lambda share: None
+    found: list[Measurement] = field(default_factory=list)
+    _rng: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
+    _began: float = field(default_factory=time.perf_counter)
+
+    async def run(self) -> list[Measurement]:
+        """All measurements. ServerError if the server refuses even the shortest prompt."""
+        for words in LENGTHS:
+            if not await self._prefill(words):
+                break
+        for words in BATCH_WORDS:
+            for batch in BATCHES:
+                if not self._may_take(batch * self._expected(words) * 1.3):
+                    break
+                await self._decode(batch, words)
+        self.on_progress(1.0)
+        return self.found
+
+    async def _prefill(self, words: int) -> bool:
+        """Measures prompts of this length; False if the server does not take them, or time is short."""
+        if not self._may_take(REPEATS * self._expected(words) * 1.3):
+            return False
+        prompts = [self._prompt(words) for _ in range(REPEATS)]
+        cold = [await self._ask(prompt, 1) for prompt in prompts]
+        if any(record.error for record in cold):
+            if not self.found:
+                raise ServerError(f"{self.endpoint.url} refused a prompt of {words} words: {cold[0].error}")
+            return False
+        self._note_prefill(cold)
+        for tail in TAIL_WORDS:
+            longer = [prompt + " " + " ".join(self._rng.choices(_WORDS, k=tail)) for prompt in prompts]
+            warm = [await self._ask(prompt.rstrip(), 1) for prompt in longer]
+            if not any(record.error for record in warm):
+                self._note_prefill(warm)
+        return True
+
+    async def _decode(self, batch: int, words: int) -> None:
+        prompts = [self._prompt(words) for _ in range(batch)]
+        for prompt in prompts:
+            await self._ask(prompt, 1)
+        records = await asyncio.gather(*(self._ask(prompt, DECODE_TOKENS) for prompt in prompts))
+        # A token without text, as special ones are, is no event: only those with an event a token tell a step's time.
+        whole = [record for record in records if not record.error and len(record.gaps) >= DECODE_TOKENS - 2]
+        if not whole:
+            return
+        # By then all run, and none has finished.
+        middle = slice(DECODE_TOKENS // 3, DECODE_TOKENS * 2 // 3)
+        context = sum(record.prompt_tokens or 0 for record in records) + batch * DECODE_TOKENS / 2
+        seconds = statistics.median(gap for record in whole for gap in record.gaps[middle])
+        self._note(Measurement(seconds=seconds, steps=1, decodes=batch, context_tokens=context))
+
+    def _note_prefill(self, records: list[Record]) -> None:
+        prompt = round(statistics.median(record.prompt_tokens or 0 for record in records))
+        cached = round(statistics.median(record.cached_tokens or 0 for record in records))
+        new = prompt - cached
+        self._note(
+            Measurement(
+                seconds=statistics.median(record.ttft for record in records),
+                steps=math.ceil(new / self.chunk_tokens),
+                prefill_tokens=new,
+                prefill_pairs=new * (cached + (new + 1) / 2),
+                requests=1,
+                prompt_tokens=prompt,
+            )
+        )
+
+    def _note(self, measurement: Measurement) -> None:
+        self.found.append(measurement)
+        self.on_progress(min(1.0, (time.perf_counter() - self._began) / self.budget))
+
+    def _expected(self, words: int) -> float:
+        """Seconds that a cold prompt of so many words should take, by those measured so far."""
+        cold = [m for m in self.found if m.requests and m.prefill_tokens > 0.9 * m.prompt_tokens]
+        longer = [m.seconds for m in cold if m.prompt_tokens >= words]
+        if longer:
+            return min(longer)
+        return cold[-1].seconds * words / cold[-1].prompt_tokens if cold else 0.0
+
+    def _may_take(self, seconds: float) -> bool:
+        return time.perf_counter() - self._began + seconds < self.budget
+
+    def _prompt(self, words: int) -> str:
+        """A prompt whose first word is its own, so that nothing of it is cached."""
+        return f"{self._rng.getrandbits(64):x} " + " ".join(self._rng.choices(_WORDS, k=words))
+
+    async def _ask(self, prompt: str, max_tokens: int) -> Record:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        record, _ = await measure(self.endpoint, "/v1/completions", body, first=True)
+        return record
 
 
-async def _ask(endpoint: Endpoint, rng: random.Random, words: int, max_tokens: int) -> Record:
-    """One request whose first word is its own, so that nothing of it is cached."""
-    prompt = f"{rng.getrandbits(64):x} " + " ".join(rng.choices(_WORDS, k=words))
-    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
-    record, _ = await measure(endpoint, "/v1/completions", body, first=True)
-    return record
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server's metrics tell of its limits; None where they do not."""
+
+    capacity_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
 
 
-def _prefill_step(records: list[Record]) -> dict[str, Any]:
-    tokens = round(statistics.median(record.prompt_tokens or 0 for record in records))
-    return {
-        "seconds": statistics.median(record.ttft for record in records),
-        "prefill_tokens": tokens,
-        "prefill_pairs": tokens * (tokens + 1) / 2,
-    }
+def server_limits(metrics: str) -> ServerLimits:
+    """Reads `cache_config_info`, as vLLM and Caudex have it, from a page of Prometheus metrics."""
+    line = next((line for line in metrics.splitlines() if "cache_config_info{" in line), "")
+    labels = dict(re.findall(r'(\w+)="(\d+)"', line))
 
+    def number(name: str) -> int | None:
+        return int(labels[name]) if name in labels else None
 
-def _decode_step(records: list[Record]) -> dict[str, Any]:
-    context = sum((record.prompt_tokens or 0) + DECODE_TOKENS // 2 for record in records)
-    return {
-        "seconds": statistics.median(gap for record in records for gap in record.gaps[2:]),
-        "decodes": len(records),
-        "context_tokens": float(context),
-    }
+    blocks, block_size = number("num_gpu_blocks"), number("block_size")
+    capacity = blocks * block_size if blocks and block_size else None
+    return ServerLimits(capacity, number("max_num_seqs"), number("max_num_batched_tokens"))

@@ -11,7 +11,18 @@ import click
 from caudex.routing import POLICIES
 
 if TYPE_CHECKING:
-    from caudex.simulate import CostModel, FleetChange, SimulationResult, SimulationSettings, Workload
+    from caudex.simulate import (
+        CostModel,
+        CostModelFile,
+        FleetChange,
+        ReplicaLimits,
+        SimulationResult,
+        SimulationSettings,
+        Workload,
+    )
+
+MOST_FIT_ERROR = 0.1
+"""Median error of a fit beyond which the measurements deserve little trust."""
 
 DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 
@@ -25,12 +36,12 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 )
 @click.option("--gpu", default="H100", show_default=True)
 @click.option("--gpus-per-replica", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--fit", metavar="URL|FILE", help="Time from steps measured on this server, or in this file.")
-@click.option("--save-fit", type=click.Path(dir_okay=False, path_type=Path), help="Keeps what --fit URL measured.")
-@click.option("--capacity", type=click.IntRange(1), help="KV capacity of a replica in tokens; what fits, by default.")
-@click.option("--eviction", default="lru", show_default=True, help="Eviction policy of the replicas' caches.")
-@click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(1))
-@click.option("--max-num-batched-tokens", default=8_192, show_default=True, type=click.IntRange(1))
+@click.option("--fit", metavar="URL|FILE", help="Time as fitted to this live server, or as kept in this file.")
+@click.option("--save-fit", type=click.Path(dir_okay=False, path_type=Path), help="Keeps what --fit URL found.")
+@click.option("--capacity", type=click.IntRange(1), help="KV capacity of a replica in tokens.  [default: what fits]")
+@click.option("--eviction", help="Eviction policy of the replicas' caches.  [default: gittins, as the cache's own]")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Requests that a replica runs at once.  [default: 256]")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens in a step.  [default: 8192]")
 @click.option("--tokenizer", help="Of a log of text: a folder, hub id, tiktoken name, or `bytes` (the default).")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(1), help="Where the trace has none.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many requests.")
@@ -53,34 +64,52 @@ def command(trace: Path, policies: str, json_path: Path | None, html_path: Path 
     measured steps (--fit).
     """
     from caudex.report.simulation import simulation_page
-    from caudex.simulate import Slo, read_workload
+    from caudex.simulate import Slo
     from caudex.trace.errors import TraceError
 
+    slo = Slo(options["slo_ttft"], options["slo_tpot"])
+    results: list[SimulationResult] = []
     try:
         names = _policy_names(policies)
-        workload = read_workload(
-            trace, tokenizer=options["tokenizer"], block_size=options["block_size"], limit=options["limit"]
-        )
-        if options["rate"] is not None:
-            workload = workload.open_loop(options["rate"], options["seed"])
-        elif options["speed"] is not None:
-            workload = workload.faster(options["speed"])
-        cost, capacity = _cost_and_capacity(options)
-        slo = Slo(options["slo_ttft"], options["slo_tpot"])
-        results: list[SimulationResult] = []
+        workload = _workload(trace, options)
+        cost, limits = _cost_and_limits(workload, options)
+        settings = [_settings(name, limits, options) for name in names]
         if options["sequential"]:
-            figures = _sequential(workload, names, capacity, options)
+            figures = [_sequential(workload, setting) for setting in settings]
         else:
-            results = _timed(workload, names, cost, capacity, options)
+            results = _timed(workload, settings, cost)
             figures = [result.summary(slo) for result in results]
     except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     _print_table(figures, sequential=options["sequential"])
     if json_path is not None:
+        capacity = limits.num_blocks * limits.block_size
         report = {"version": 1, "trace": trace.name, "capacity_tokens": capacity, "policies": figures}
-        json_path.write_text(json.dumps(report, indent=2) + "\n")
+        json_path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     if html_path is not None and results:
         html_path.write_text(simulation_page(trace.name, results, slo), encoding="utf-8")
+    if len(figures) < len(names) or any(row.get("unfinished") for row in figures):
+        click.echo("interrupted: this is what was simulated until then", err=True)
+        raise SystemExit(130)
+
+
+def _workload(trace: Path, options: dict[str, Any]) -> Workload:
+    from caudex.cli.reading import reading_progress
+    from caudex.simulate import read_workload
+
+    with reading_progress(f"reading {trace.name}") as (progress, _):
+        workload = read_workload(
+            trace,
+            tokenizer=options["tokenizer"],
+            block_size=options["block_size"],
+            limit=options["limit"],
+            progress=progress,
+        )
+    if options["rate"] is not None and options["speed"] is not None:
+        raise ValueError("--rate and --speed both say when requests arrive; give one of them")
+    if options["rate"] is not None:
+        return workload.open_loop(options["rate"], options["seed"])
+    return workload if options["speed"] is None else workload.faster(options["speed"])
 
 
 def _policy_names(text: str) -> list[str]:
@@ -92,58 +121,79 @@ def _policy_names(text: str) -> list[str]:
     return names
 
 
-def _cost_and_capacity(options: dict[str, Any]) -> tuple[CostModel, int]:
-    from caudex.simulate import RooflineModel, find_gpu, find_model, fit_steps
+def _cost_and_limits(workload: Workload, options: dict[str, Any]) -> tuple[CostModel, ReplicaLimits]:
+    """What steps take and what a replica holds: of a model on a GPU, or of the server that was measured. An option
+    goes before what the server tells."""
+    from caudex.simulate import DEFAULT_EVICTION, ReplicaLimits, RooflineModel, find_gpu, find_model
 
-    roofline = RooflineModel(find_model(options["model"]), find_gpu(options["gpu"]), options["gpus_per_replica"])
-    capacity = options["capacity"] or roofline.kv_capacity_tokens()
-    if options["fit"] is None:
-        return roofline, capacity
-    steps = _measured_steps(options["fit"])
-    if options["save_fit"] is not None:
-        options["save_fit"].write_bytes(steps)
-    return fit_steps(steps), capacity
+    cost: CostModel
+    if options["fit"] is not None:
+        fitted = _fitted(options)
+        cost, capacity = fitted.model, options["capacity"] or fitted.capacity_tokens
+        told = fitted.max_num_seqs, fitted.max_num_batched_tokens
+        if capacity is None:
+            raise ValueError("the server did not tell how many tokens its KV cache holds; say so with --capacity")
+    else:
+        roofline = RooflineModel(find_model(options["model"]), find_gpu(options["gpu"]), options["gpus_per_replica"])
+        cost, capacity, told = roofline, options["capacity"] or roofline.kv_capacity_tokens(), (None, None)
+    if capacity < workload.block_size:
+        raise ValueError(f"a capacity of {capacity} tokens is less than one block of the trace ({workload.block_size})")
+    return cost, ReplicaLimits(
+        num_blocks=capacity // workload.block_size,
+        block_size=workload.block_size,
+        max_num_seqs=options["max_num_seqs"] or told[0] or 256,
+        max_num_batched_tokens=options["max_num_batched_tokens"] or told[1] or 8_192,
+        eviction=options["eviction"] or DEFAULT_EVICTION,
+    )
 
 
-def _measured_steps(source: str) -> bytes:
-    """Measured steps as JSON: of a server, or from a file."""
-    if not source.startswith(("http://", "https://")):
-        try:
-            return Path(source).read_bytes()
-        except OSError as error:
-            raise ValueError(f"{source}: {error.strerror}") from error
+def _fitted(options: dict[str, Any]) -> CostModelFile:
+    """The cost model of a file, or of a live server, which is kept if asked for."""
+    from caudex.simulate import read_cost_model
+
+    source = options["fit"]
+    if source.startswith(("http://", "https://")):
+        fitted = _measured(source, options["max_num_batched_tokens"])
+        if options["save_fit"] is not None:
+            options["save_fit"].write_bytes(fitted.encode())
+        return fitted
+    try:
+        return read_cost_model(Path(source).read_bytes())
+    except OSError as error:
+        raise ValueError(f"--fit {source}: {error.strerror}") from error
+
+
+def _measured(url: str, chunk_tokens: int | None) -> CostModelFile:
     import asyncio
 
     from rich.console import Console
     from rich.progress import Progress
 
-    from caudex.bench.client import Endpoint, ServerError, first_model
-    from caudex.bench.steps import measure_steps
+    from caudex.bench.client import Endpoint, ServerError
+    from caudex.bench.fit import measure_server
 
-    async def run() -> list[dict[str, Any]]:
-        model = await first_model(Endpoint(source, ""))
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"measuring {source}")
-            return await measure_steps(
-                Endpoint(source, model), lambda done, total: progress.update(task, completed=done, total=total)
-            )
-
-    try:
-        return json.dumps(asyncio.run(run()), indent=1).encode()
-    except (ServerError, OSError) as error:
-        raise ValueError(f"{source} could not be measured: {error}") from error
-
-
-def _settings(workload: Workload, name: str, capacity: int, options: dict[str, Any]) -> SimulationSettings:
-    from caudex.simulate import ReplicaLimits, SimulationSettings
-
-    limits = ReplicaLimits(
-        num_blocks=max(1, capacity // workload.block_size),
-        block_size=workload.block_size,
-        max_num_seqs=options["max_num_seqs"],
-        max_num_batched_tokens=options["max_num_batched_tokens"],
-        eviction=options["eviction"],
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"measuring {url}", total=1.0)
+        measuring = measure_server(
+            Endpoint(url, ""), chunk_tokens, lambda share: progress.update(task, completed=share)
+        )
+        try:
+            fitted, fit = asyncio.run(measuring)
+        except (ServerError, OSError) as error:
+            raise ValueError(f"{url} could not be measured: {error}") from error
+    click.echo(
+        f"fitted to {len(fitted.measurements)} measurements of {url}: off by {fit.median_error:.1%} in the median, "
+        f"{fit.worst_error:.1%} at worst",
+        err=True,
     )
+    if fit.median_error > MOST_FIT_ERROR:
+        click.echo("that is much: measure while nothing else uses the server or its machine", err=True)
+    return fitted
+
+
+def _settings(name: str, limits: ReplicaLimits, options: dict[str, Any]) -> SimulationSettings:
+    from caudex.simulate import SimulationSettings
+
     changes = [*_changes(options["kill"], "kill"), *_changes(options["join"], "join")]
     return SimulationSettings(options["replicas"], limits, name, seed=options["seed"], changes=changes)
 
@@ -155,43 +205,46 @@ def _changes(texts: tuple[str, ...], kind: Any) -> list[FleetChange]:
     for text in texts:
         seconds, _, replica = text.partition(":")
         try:
-            changes.append(FleetChange(float(seconds), kind, int(replica)))
+            when, number = float(seconds), int(replica)
         except ValueError:
             raise ValueError(f"--{kind} {text!r} does not look like SECONDS:REPLICA, for example 600:3") from None
+        changes.append(FleetChange(when, kind, number))
     return changes
 
 
-def _timed(
-    workload: Workload, names: list[str], cost: CostModel, capacity: int, options: dict[str, Any]
-) -> list[SimulationResult]:
+def _timed(workload: Workload, settings: list[SimulationSettings], cost: CostModel) -> list[SimulationResult]:
+    """A result for each policy; interrupted, those up to then, the last one as far as it got."""
     from rich.console import Console
-    from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from caudex.cli.progress import RateColumn
     from caudex.simulate import FleetSimulation
 
-    results = []
-    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TimeElapsedColumn())
+    results: list[SimulationResult] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for name in names:
-            task = progress.add_task(name, total=len(workload))
-            simulation = FleetSimulation(workload, _settings(workload, name, capacity, options), cost)
-            results.append(simulation.run(lambda done, total, task=task: progress.update(task, completed=done)))  # type: ignore[misc]
+        for setting in settings:
+            task = progress.add_task(setting.policy, total=len(workload))
+            simulation = FleetSimulation(workload, setting, cost)
+            try:
+                results.append(simulation.run(lambda done, _, task=task: progress.update(task, completed=done)))  # type: ignore[misc]
+            except KeyboardInterrupt:
+                return [*results, simulation.result()]
     return results
 
 
-def _sequential(workload: Workload, names: list[str], capacity: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+def _sequential(workload: Workload, settings: SimulationSettings) -> dict[str, Any]:
     from caudex.routing import make_policy
     from caudex.simulate import replay_sequentially
 
-    blocks = max(1, capacity // workload.block_size)
-    figures = []
-    for name in names:
-        policy = make_policy(name, seed=options["seed"])
-        result = replay_sequentially(
-            workload, policy, num_replicas=options["replicas"], num_blocks=blocks, eviction=options["eviction"]
-        )
-        figures.append({"policy": name, "hit_rate": result.hit_rate, "imbalance": result.imbalance})
-    return figures
+    result = replay_sequentially(
+        workload,
+        make_policy(settings.policy, seed=settings.seed),
+        num_replicas=settings.num_replicas,
+        num_blocks=settings.limits.num_blocks,
+        eviction=settings.limits.eviction,
+    )
+    return {"policy": settings.policy, "hit_rate": result.hit_rate, "imbalance": result.imbalance}
 
 
 def _print_table(figures: list[dict[str, Any]], *, sequential: bool) -> None:
@@ -206,14 +259,19 @@ def _print_table(figures: list[dict[str, Any]], *, sequential: bool) -> None:
     for header in headers:
         table.add_column(header, justify="right")
     for row in figures:
-        cells = [row["policy"], f"{row['hit_rate']:.1%}", f"{row['imbalance']:.2f}"]
+        cells = [row["policy"], _number(row["hit_rate"], "{:.1%}"), _number(row["imbalance"], "{:.2f}")]
         if not sequential:
-            cells += [f"{row['ttft'][name]:.2f}" for name in ("p50", "p90", "p99")]
-            cells += [f"{row['tpot'][name] * 1e3:.1f}" for name in ("p50", "p99")]
-            cells += [f"{row['slo_share']:.1%}", f"{row['goodput_requests_per_second']:.2f}"]
+            cells += [_number(row["ttft"][name], "{:.2f}") for name in ("p50", "p90", "p99")]
+            cells += [_number(row["tpot"][name], "{:.1f}", 1e3) for name in ("p50", "p99")]
+            cells.append(_number(row["slo_share"], "{:.1%}"))
+            cells.append(_number(row["goodput_requests_per_second"], "{:.2f}"))
             cells.append(f"{row['recomputed_tokens'] / 1e6:.1f}M")
         table.add_row(*cells)
     Console(width=None if Console().is_terminal else 140).print(table)
     refused = max((row.get("refused", 0) for row in figures), default=0)
     if refused:
         click.echo(f"{refused} requests were refused: they do not fit a replica, or none was left", err=True)
+
+
+def _number(value: float | None, form: str, scale: float = 1.0) -> str:
+    return "-" if value is None else form.format(value * scale)

@@ -149,6 +149,8 @@ class EngineCollector(Collector):
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(stats.num_blocks),
             "enable_prefix_caching": str(config.enable_prefix_caching),
+            "max_num_seqs": str(config.max_num_seqs),
+            "max_num_batched_tokens": str(config.max_num_batched_tokens),
         }
         info = InfoMetricFamily(f"{self._prefix}:cache_config", "Settings of the KV cache.", labels=["model_name"])
         info.add_metric([self._label], fields)

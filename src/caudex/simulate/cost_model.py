@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import msgspec
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from caudex.simulate.model_shape import ModelShape
 from caudex.sizing.gpus import Gpu
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What one step computes.
 
     prefill_tokens   prompt tokens of all chunks in the step
@@ -31,6 +26,10 @@ class StepWork:
 
 class CostModel(Protocol):
     def step_seconds(self, work: StepWork) -> float: ...
+
+    def front_seconds(self, num_tokens: int) -> float:
+        """From a request's arrival to the queue of the engine: reading it, its chat template, its tokens."""
+        ...
 
     def prefill_rate(self) -> float:
         """Tokens a second of long prefills, for those who plan with it."""
@@ -61,6 +60,9 @@ class RooflineModel:
         memory = traffic / (gpu.bytes_per_second * self.gpus * self.memory_efficiency)
         return max(compute, memory) + self.overhead_seconds
 
+    def front_seconds(self, num_tokens: int) -> float:
+        return 0.0
+
     def prefill_rate(self) -> float:
         return self.gpu.flops_per_second * self.gpus * self.compute_efficiency / self.model.flops_per_token
 
@@ -74,71 +76,3 @@ class RooflineModel:
                 f"{self.gpus} x {self.gpu.name} has {self.gpu.memory_bytes * self.gpus / 1e9:.0f} GB"
             )
         return tokens
-
-
-@dataclass(frozen=True, slots=True)
-class FittedModel:
-    """A step is linear in its work, with coefficients measured on a real server."""
-
-    overhead_seconds: float
-    seconds_per_prefill_token: float
-    seconds_per_prefill_pair: float
-    seconds_per_decode: float
-    seconds_per_context_token: float
-
-    def step_seconds(self, work: StepWork) -> float:
-        return (
-            self.overhead_seconds
-            + self.seconds_per_prefill_token * work.prefill_tokens
-            + self.seconds_per_prefill_pair * work.prefill_pairs
-            + self.seconds_per_decode * work.decodes
-            + self.seconds_per_context_token * work.context_tokens
-        )
-
-    def prefill_rate(self) -> float:
-        return 1.0 / self.seconds_per_prefill_token
-
-
-def fit_cost_model(works: Sequence[StepWork], seconds: Sequence[float]) -> FittedModel:
-    """Non-negative least squares over measured steps, relative errors weighed equally.
-
-    Solved by coordinate descent, which keeps coefficients at zero or above without another dependency. ValueError for
-    fewer than five measurements.
-    """
-    if len(works) != len(seconds) or len(works) < 5:
-        raise ValueError(f"{len(works)} measurements of {len(seconds)} times are too few: at least five are needed")
-    times = np.asarray(seconds, dtype=np.float64)
-    rows = np.array([[1.0, w.prefill_tokens, w.prefill_pairs, w.decodes, w.context_tokens] for w in works])
-    scale = np.maximum(rows.max(axis=0), 1e-12)
-    design = rows / scale / times[:, None]
-    target = np.ones(len(times))
-    weights = np.zeros(rows.shape[1])
-    for _ in range(5_000):
-        for j in range(len(weights)):
-            column = design[:, j]
-            norm = float(column @ column)
-            if norm > 0:
-                residual = target - design @ weights + column * weights[j]
-                weights[j] = max(0.0, float(column @ residual) / norm)
-    coefficients = weights / scale
-    if coefficients[1] <= 0:
-        raise ValueError("the measurements show no cost of prefill; measure prompts of several lengths")
-    return FittedModel(*(float(c) for c in coefficients))
-
-
-class _MeasuredStep(msgspec.Struct):
-    seconds: float
-    prefill_tokens: int = 0
-    prefill_pairs: float = 0.0
-    decodes: int = 0
-    context_tokens: float = 0.0
-
-
-def fit_steps(measured: bytes) -> FittedModel:
-    """Fits measured steps: a JSON list of objects with `seconds` and the fields of `StepWork`, 0 where left out."""
-    try:
-        steps = msgspec.json.decode(measured, type=list[_MeasuredStep])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"not a list of measured steps: {error}") from error
-    works = [StepWork(s.prefill_tokens, s.prefill_pairs, s.decodes, s.context_tokens) for s in steps]
-    return fit_cost_model(works, [s.seconds for s in steps])

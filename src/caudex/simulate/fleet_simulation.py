@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,9 @@ from caudex.simulate.workload import Workload
 
 _PROGRESS_EVERY = 1_000
 
+_Event = tuple[float, int, int, Replica, Job | None]
+"""When, a number that breaks ties, slot and replica; the job that reaches it then, or None for the end of its steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
@@ -26,6 +30,12 @@ class FleetChange:
     kind: Literal["kill", "join"]
     replica: int
     """Number of the replica that dies or comes back; one that never was is new."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.time < math.inf:
+            raise ValueError(f"a change of the fleet at {self.time} s: it must be a number of seconds, not below 0")
+        if self.replica < 0:
+            raise ValueError(f"replica {self.replica}: numbers begin at 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +47,25 @@ class SimulationSettings:
     seed: int = 0
     changes: Sequence[FleetChange] = ()
 
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1:
+            raise ValueError(f"{self.num_replicas} replicas; at least one is needed")
+
 
 class FleetSimulation:
     """Runs one workload through one policy. Same workload, settings and seed: same result, to the bit.
 
     Requests that a killed replica had are sent again at once, as a gateway does before the first byte; tokens they had
-    are counted as lost, and computed again.
+    are counted as lost, and computed again. A request for which there is no replica, or that does not fit one, is
+    refused.
     """
 
     def __init__(self, workload: Workload, settings: SimulationSettings, cost: CostModel) -> None:
+        if settings.limits.block_size != workload.block_size:
+            raise ValueError(
+                f"the replicas' block size is {settings.limits.block_size}, the workload's {workload.block_size}; "
+                "they must be the same"
+            )
         self._workload = workload
         self._settings = settings
         self._cost = cost
@@ -53,21 +73,25 @@ class FleetSimulation:
         self._policy = make_policy(settings.policy, seed=settings.seed, **(settings.policy_settings or {}))
         self._replicas: dict[int, Replica] = {}
         self._names: dict[int, int] = {}
-        self._events: list[tuple[float, int, int, Replica]] = []
+        self._events: list[_Event] = []
         self._num_events = 0
-        self._computed: dict[int, float] = {}
-        self._busy: dict[int, float] = {}
+        self._num_sent = 0
+        self._past: dict[int, tuple[int, float]] = {}
         for number in range(settings.num_replicas):
             self._join(number)
         count = len(workload)
         self._first_tokens = np.full(count, np.nan)
         self._finishes = np.full(count, np.nan)
+        self._refused = np.zeros(count, dtype=bool)
         self._cached = np.zeros(count, dtype=np.int64)
         self._replica_of = np.full(count, -1, dtype=np.int32)
         self._retries = np.zeros(count, dtype=np.int32)
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
-        """Runs to the last finish. `progress(done, total)` is called every so many arrivals."""
+        """Runs to the last finish. `progress(done, total)` is called every so many arrivals.
+
+        What it raises (KeyboardInterrupt, for one) leaves `result` to tell what was simulated until then.
+        """
         workload = self._workload
         changes = sorted(self._settings.changes, key=lambda change: change.time)
         next_change = 0
@@ -77,67 +101,104 @@ class FleetSimulation:
                 self._change(changes[next_change])
                 next_change += 1
             self._run_until(arrival)
+            self._num_sent = i + 1
             self._send(i, arrival)
             if progress is not None and i % _PROGRESS_EVERY == 0:
                 progress(i, len(workload))
         for change in changes[next_change:]:
             self._run_until(change.time)
             self._change(change)
-        self._run_until(float("inf"))
+        self._run_until(math.inf)
         if progress is not None:
             progress(len(workload), len(workload))
-        return self._result()
+        return self.result()
+
+    def result(self) -> SimulationResult:
+        """What has become of the requests that have arrived so far."""
+        sent, workload = slice(0, self._num_sent), self._workload
+        work = dict(self._past)
+        for slot, replica in self._replicas.items():
+            tokens, seconds = work.get(self._names[slot], (0, 0.0))
+            work[self._names[slot]] = tokens + replica.computed_tokens, seconds + replica.busy_seconds
+        numbers = sorted(work)
+        return SimulationResult(
+            policy=self._settings.policy,
+            arrivals=workload.arrivals[sent],
+            first_tokens=self._first_tokens[sent],
+            finishes=self._finishes[sent],
+            refused=self._refused[sent],
+            input_lengths=workload.input_lengths[sent],
+            output_lengths=workload.output_lengths[sent],
+            cached_tokens=self._cached[sent],
+            replicas=self._replica_of[sent],
+            retries=self._retries[sent],
+            computed_by_replica=np.array([work[number][0] for number in numbers], dtype=np.float64),
+            busy_seconds=np.array([work[number][1] for number in numbers]),
+            infinite_cache_hits=workload.infinite_cache_hits[sent],
+        )
 
     def _run_until(self, time: float) -> None:
-        while self._events and self._events[0][0] <= time:
-            when, _, slot, replica = heapq.heappop(self._events)
-            # An event of a plan that was cut short, or of a replica that is gone.
-            if self._replicas.get(slot) is not replica or replica.next_event != when:
+        events, replicas = self._events, self._replicas
+        while events and events[0][0] <= time:
+            when, _, slot, replica, job = heapq.heappop(events)
+            # Of a replica that is gone, or of a plan that was cut short, nothing happens any more.
+            if replicas.get(slot) is not replica:
                 continue
-            self._take(slot, replica, replica.advance(), when)
+            if job is not None:
+                self._arrive(slot, replica, job, when)
+            elif replica.next_event == when:
+                self._take(slot, replica, replica.advance(), when)
 
     def _take(self, slot: int, replica: Replica, events: StepEvents, now: float) -> None:
         for job in events.first_tokens:
             self._fleet.first_token(job.flight, now)
             self._first_tokens[job.index] = now
             self._cached[job.index] = job.cached
-            self._computed[self._names[slot]] += job.input_length - job.cached
         for job in events.finished:
             self._fleet.land(job.flight, now)
             self._finishes[job.index] = now
         for job in events.refused:
             self._fleet.land(job.flight, now)
-        if replica.next_event is not None:
-            self._schedule(slot, replica)
+            self._refused[job.index] = True
+        self._schedule(replica.next_event, slot, replica, None)
 
-    def _schedule(self, slot: int, replica: Replica) -> None:
-        assert replica.next_event is not None
-        self._num_events += 1
-        heapq.heappush(self._events, (replica.next_event, self._num_events, slot, replica))
+    def _schedule(self, time: float, slot: int, replica: Replica, job: Job | None) -> None:
+        if time != math.inf:
+            self._num_events += 1
+            heapq.heappush(self._events, (time, self._num_events, slot, replica, job))
 
     def _send(self, i: int, now: float) -> None:
-        request = self._request(i)
-        best = self._policy.rank(request, self._fleet, now).best
-        if best is None:
-            return
-        self._policy.record(request, best.worker, now)
-        flight = self._fleet.dispatch(best.worker, request.num_tokens, best.cached_tokens or 0, now)
-        self._replica_of[i] = self._names[best.worker]
-        replica = self._replicas[best.worker]
-        planned = replica.next_event
-        job = Job(i, self._workload.paths[i], request.num_tokens, int(self._workload.output_lengths[i]), flight)
-        events = replica.arrive(job, now)
-        if replica.next_event != planned or planned is None:
-            self._take(best.worker, replica, events, now)
-
-    def _request(self, i: int) -> RouteRequest:
         workload = self._workload
-        return RouteRequest(
-            keys=workload.keys(i),
+        num_tokens = int(workload.input_lengths[i])
+        path = workload.path(i)
+        request = RouteRequest(
+            keys=path.astype(np.uint64),
             tokens_per_key=float(workload.block_size),
-            num_tokens=int(workload.input_lengths[i]),
+            num_tokens=num_tokens,
             session=workload.sessions[i],
         )
+        best = self._policy.rank(request, self._fleet, now).best
+        if best is None:
+            self._refused[i] = True
+            return
+        slot = best.worker
+        self._policy.record(request, slot, now)
+        flight = self._fleet.dispatch(slot, num_tokens, best.cached_tokens or 0, now)
+        self._replica_of[i] = self._names[slot]
+        job = Job(i, path, workload.own_id(i), num_tokens, int(workload.output_lengths[i]), flight)
+        front = self._cost.front_seconds(num_tokens)
+        if front > 0:
+            self._schedule(now + front, slot, self._replicas[slot], job)
+        else:
+            self._arrive(slot, self._replicas[slot], job, now)
+
+    def _arrive(self, slot: int, replica: Replica, job: Job, now: float) -> None:
+        planned = replica.next_event
+        events = replica.arrive(job, now)
+        if events is not None:
+            self._take(slot, replica, events, now)
+        elif replica.next_event != planned:
+            self._schedule(replica.next_event, slot, replica, None)
 
     def _join(self, number: int) -> None:
         limits = self._settings.limits
@@ -146,46 +207,30 @@ class FleetSimulation:
             capacity_tokens=float(limits.num_blocks * limits.block_size),
             prefill_rate=self._cost.prefill_rate(),
         )
-        self._replicas[slot] = Replica(limits, self._cost, self._workload.partial_block_id)
+        self._replicas[slot] = Replica(limits, self._cost)
         self._names[slot] = number
-        self._computed.setdefault(number, 0.0)
-        self._busy.setdefault(number, 0.0)
 
     def _change(self, change: FleetChange) -> None:
         members = self._fleet.members()
         name = f"replica-{change.replica}"
-        if change.kind == "join":
-            if name not in members:
-                self._join(change.replica)
-            return
-        if name not in members:
-            return
-        slot = self._fleet.leave(name)
-        replica = self._replicas.pop(slot)
-        self._busy[change.replica] += replica.busy_seconds
-        self._policy.forget(slot)
-        for job in replica.jobs:
-            self._computed[change.replica] += max(0, job.prefilled - job.cached)
-            self._fleet.land(job.flight, change.time)
-            self._first_tokens[job.index] = np.nan
-            self._retries[job.index] += 1
-            self._send(job.index, change.time)
+        if change.kind == "join" and name not in members:
+            self._join(change.replica)
+        elif change.kind == "kill" and name in members:
+            self._kill(change.replica, members[name], change.time)
 
-    def _result(self) -> SimulationResult:
-        for slot, replica in self._replicas.items():
-            self._busy[self._names[slot]] += replica.busy_seconds
-        workload = self._workload
-        return SimulationResult(
-            policy=self._settings.policy,
-            arrivals=workload.arrivals,
-            first_tokens=self._first_tokens,
-            finishes=self._finishes,
-            input_lengths=workload.input_lengths,
-            output_lengths=workload.output_lengths,
-            cached_tokens=self._cached,
-            replicas=self._replica_of,
-            retries=self._retries,
-            computed_by_replica=np.array([self._computed[number] for number in sorted(self._computed)]),
-            busy_seconds=np.array([self._busy[number] for number in sorted(self._busy)]),
-            infinite_cache_hits=workload.infinite_cache_hits(),
-        )
+    def _kill(self, number: int, slot: int, now: float) -> None:
+        replica = self._replicas.pop(slot)
+        tokens, seconds = self._past.get(number, (0, 0.0))
+        self._past[number] = tokens + replica.computed_tokens, seconds + replica.busy_seconds
+        on_the_way = [event[4] for event in sorted(self._events, key=lambda event: event[1]) if event[3] is replica]
+        lost = [*replica.jobs, *(job for job in on_the_way if job is not None)]
+        for job in lost:
+            self._fleet.land(job.flight, now)
+        self._fleet.leave(f"replica-{number}")
+        self._policy.forget(slot)
+        for job in lost:
+            self._first_tokens[job.index] = np.nan
+            self._cached[job.index] = 0
+            self._replica_of[job.index] = -1
+            self._retries[job.index] += 1
+            self._send(job.index, now)

@@ -19,12 +19,16 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Figures by request, in order of arrival; NaN times for those that were refused."""
+    """Figures by request, in order of arrival; NaN times for what did not happen.
+
+    Every request is one of finished, refused, and unfinished (of a run that was broken off).
+    """
 
     policy: str
     arrivals: NDArray[np.float64]
     first_tokens: NDArray[np.float64]
     finishes: NDArray[np.float64]
+    refused: NDArray[np.bool_]
     input_lengths: NDArray[np.int64]
     output_lengths: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]
@@ -33,7 +37,8 @@ class SimulationResult:
     computed_by_replica: NDArray[np.float64]
     """Prompt tokens that each replica computed, those for requests that it lost included."""
     busy_seconds: NDArray[np.float64]
-    infinite_cache_hits: int
+    infinite_cache_hits: NDArray[np.int64]
+    """Tokens of each request that one cache without end would have had."""
 
     @property
     def ttft(self) -> NDArray[np.float64]:
@@ -46,37 +51,44 @@ class SimulationResult:
         return (self.finishes - self.first_tokens) / gaps
 
     def summary(self, slo: Slo) -> dict[str, Any]:
-        """Plain numbers: seconds, tokens, shares. Same input, same output, to the bit."""
-        done = ~np.isnan(self.finishes)
+        """Plain numbers: seconds, tokens, shares; None where there is nothing to tell. Hits and shares are of the
+        requests that saw a first token. Same input, same output, to the bit."""
+        done, served = ~np.isnan(self.finishes), ~np.isnan(self.first_tokens)
         duration = float(np.nanmax(self.finishes) - self.arrivals[0]) if done.any() else 0.0
         good = done & (self.ttft <= slo.ttft) & ~(self.tpot > slo.tpot)
-        computed = self.computed_by_replica
-        prompt_tokens = int(self.input_lengths.sum())
+        computed, num_requests = self.computed_by_replica, len(self.arrivals)
+        prompt_tokens = int(self.input_lengths[served].sum())
+        needed = prompt_tokens - int(self.infinite_cache_hits[served].sum())
         return {
             "policy": self.policy,
-            "requests": len(self.arrivals),
+            "requests": num_requests,
             "finished": int(done.sum()),
-            "refused": int((~done).sum()),
+            "refused": int(self.refused.sum()),
+            "unfinished": int((~done & ~self.refused).sum()),
             "retried": int((self.retries > 0).sum()),
             "seconds": duration,
             "prompt_tokens": prompt_tokens,
-            "hit_rate": float(self.cached_tokens.sum() / prompt_tokens),
-            "infinite_cache_hit_rate": self.infinite_cache_hits / prompt_tokens,
+            "hit_rate": _ratio(self.cached_tokens[served].sum(), prompt_tokens),
+            "infinite_cache_hit_rate": _ratio(prompt_tokens - needed, prompt_tokens),
             "computed_tokens": int(computed.sum()),
-            "recomputed_tokens": int(computed.sum()) - (prompt_tokens - self.infinite_cache_hits),
-            "imbalance": float(computed.max() / computed.mean()) if computed.sum() else 1.0,
+            "recomputed_tokens": int(computed.sum()) - needed,
+            "imbalance": _ratio(computed.max(), computed.mean()),
             "ttft": _percentiles(self.ttft),
             "tpot": _percentiles(self.tpot),
-            "slo_share": float(good.sum() / len(self.arrivals)),
-            "goodput_requests_per_second": float(good.sum() / duration) if duration else 0.0,
-            "output_tokens_per_second": float(self.output_lengths[done].sum() / duration) if duration else 0.0,
-            "utilisation": float(self.busy_seconds.sum() / duration / len(computed)) if duration else 0.0,
+            "slo_share": _ratio(good.sum(), num_requests),
+            "goodput_requests_per_second": _ratio(good.sum(), duration),
+            "output_tokens_per_second": _ratio(self.output_lengths[done].sum(), duration),
+            "utilisation": _ratio(self.busy_seconds.sum(), duration * len(computed)),
         }
 
 
-def _percentiles(values: NDArray[np.float64]) -> dict[str, float]:
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def _percentiles(values: NDArray[np.float64]) -> dict[str, float | None]:
     known = values[~np.isnan(values)]
     if not len(known):
-        return {name: float("nan") for name in ("mean", "p50", "p90", "p99")}
+        return dict.fromkeys(("mean", "p50", "p90", "p99"))
     p50, p90, p99 = np.percentile(known, [50, 90, 99])
     return {"mean": float(known.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from caudex.cache import PrefixCache
 from caudex.routing import Fleet, Policy, RouteRequest
+from caudex.simulate.replica import DEFAULT_EVICTION
 from caudex.simulate.workload import Workload
 
 
@@ -25,7 +26,7 @@ class SequentialResult:
 
 
 def replay_sequentially(
-    workload: Workload, policy: Policy, *, num_replicas: int, num_blocks: int, eviction: str = "lru"
+    workload: Workload, policy: Policy, *, num_replicas: int, num_blocks: int, eviction: str = DEFAULT_EVICTION
 ) -> SequentialResult:
     """Routes the requests at their arrival times; each leaves its whole prompt blocks in its replica's cache.
 
@@ -53,12 +54,12 @@ def replay_sequentially(
 def _visit(cache: PrefixCache, workload: Workload, i: int, now: float) -> int:
     """Tokens that the cache had of a request, which then leaves its blocks there, as far as they fit."""
     size, length = workload.block_size, int(workload.input_lengths[i])
-    path = workload.paths[i][: cache.num_blocks]
+    path = workload.path(i)[: cache.num_blocks]
     if not len(path):
         return 0
     cache.set_time(now)
     # One more token than there are blocks: a prompt that is cached whole then needs no block of its own to recompute.
-    sequence = cache.begin(np.append(path, np.int32(workload.partial_block_id)))
+    sequence = cache.begin(np.append(path, np.int32(workload.own_id(i))))
     matched = sequence.num_cached_tokens
     sequence.allocate(len(path))
     sequence.commit(len(path))
