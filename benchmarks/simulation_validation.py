@@ -2,9 +2,9 @@
 
 Started by `python benchmarks/simulation.py LOG --validate`. LOG is a request log with chat messages (tau_airline of
 tau-bench, for one). Two `caudex serve`, each pinned to one core and one thread, get the log's requests as a Poisson
-process, first straight from the client in turn, then through `caudex route`; before that a cost model is fitted to one
-of them (`caudex simulate --fit`), which sees none of these requests. Then the simulator gets the same requests, at the
-times at which they were sent, with the same policy.
+process, first straight from the client in turn, then through `caudex route`; before that a cost model is fitted to them
+as `caudex simulate --fit` does it, on prompts that have nothing to do with the log. Then the simulator gets the same
+requests, at the times at which they were sent, with the same policy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +39,7 @@ from caudex.simulate import (
     ReplicaLimits,
     SimulationSettings,
     Workload,
+    fit_model,
     read_cost_model,
     read_workload,
 )
@@ -89,7 +91,7 @@ def validate(log: Path, runs: Sequence[Run], fit_path: Path | None) -> list[dict
     reports = []
     with _servers(2) as urls:
         if cost is None:
-            cost = asyncio.run(_fit(urls[0]))
+            cost = asyncio.run(_fit(urls))
             if fit_path is not None:
                 fit_path.write_bytes(cost.encode())
         for run in runs:
@@ -150,10 +152,13 @@ def _front(urls: list[str], run: Run) -> Iterator[list[str]]:
         yield [gateway.url]
 
 
-async def _fit(url: str) -> CostModelFile:
-    model, fit = await measure_server(Endpoint(url, ""), None, lambda _: None)
+async def _fit(urls: list[str]) -> CostModelFile:
+    """One model of all servers, each measured while the others are, since they share the machine's memory."""
+    found = await asyncio.gather(*(measure_server(Endpoint(url, ""), None, lambda _: None) for url in urls))
+    measurements = [measurement for file, _ in found for measurement in file.measurements]
+    fit = fit_model(measurements)
     print(f"fit: off by {fit.median_error:.1%} in the median, {fit.worst_error:.1%} at worst", file=sys.stderr)
-    return model
+    return msgspec.structs.replace(found[0][0], model=fit.model, measurements=measurements)
 
 
 async def _forget(urls: list[str]) -> None:
