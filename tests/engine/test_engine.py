@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -361,36 +360,6 @@ def test_steps_that_keep_raising_kill_the_engine(tiny_model: Callable[[str], Pat
     assert not engine.is_alive
     with pytest.raises(EngineDeadError, match="the machine is full"):
         submit(engine, PROMPT, greedy(1))
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma", "gpt2", "phi"])
-def test_a_hit_changes_no_bit(architecture: str, tiny_model: Callable[[str], Path]) -> None:
-    """Tokens and log-probabilities, sampled, over many random histories of the cache and companies in the batch."""
-    rng = random.Random(11)
-    stems = [[rng.randrange(256) for _ in range(90)] for _ in range(3)]
-    prompts = [
-        rng.choice(stems)[: rng.randrange(1, 91)] + [rng.randrange(256)] * rng.randrange(1, 9) for _ in range(20)
-    ]
-    params = [
-        SamplingParams(temperature=0.8, max_tokens=6, seed=seed, logprobs=2, ignore_eos=True) for seed in range(20)
-    ]
-    cases = list(zip(prompts, params, strict=True))
-    seen: dict[int, tuple[object, ...]] = {}
-    for settings in (
-        {"num_blocks": 400, "enable_prefix_caching": False},
-        {"num_blocks": 400},
-        {"num_blocks": 12, "max_num_batched_tokens": 40, "index": "hash"},
-        {"num_blocks": 40, "block_size": 7, "max_num_batched_tokens": 33},
-    ):
-        with running_engine(
-            model=str(tiny_model(architecture)), attention_backend="cpu", dtype="bfloat16", max_num_seqs=6, **settings
-        ) as engine:
-            for _ in range(4):
-                order = rng.sample(range(20), 20)
-                results = {case: submit(engine, cases[case][0], cases[case][1]) for case in order}
-                for case, result in results.items():
-                    bits = (tuple(result.wait().tokens), tuple(result.logprobs))
-                    assert seen.setdefault(case, bits) == bits, settings
 
 
 def test_torch_is_left_with_one_thread_beside_ours(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from caudex.engine import loading
 from caudex.engine.config import EngineConfig
@@ -53,7 +55,78 @@ def test_a_conversion_that_fails_leaves_nothing(own_cache_folder: Path, tmp_path
     broken.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(Exception, match=r".+"):
         locate_checkpoint(str(broken))
-    assert list(own_cache_folder.rglob("*")) == [own_cache_folder / "caudex", own_cache_folder / "caudex" / "models"]
+    assert [path.name for path in (own_cache_folder / "caudex" / "models").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next(own_cache_folder: Path, tmp_path: Path) -> None:
+    models = own_cache_folder / "caudex" / "models"
+    (models / ".converting-old").mkdir(parents=True)
+    (models / ".converting-old" / "model.safetensors").write_bytes(bytes(1000))
+    (models / "another-model").mkdir()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(Exception, match=r".+"):
+        locate_checkpoint(str(broken))
+    assert sorted(path.name for path in models.iterdir()) == [".lock", "another-model"]
+
+
+def test_one_process_converts_at_a_time(own_cache_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    models = own_cache_folder / "caudex" / "models"
+    models.mkdir(parents=True)
+    stages: list[str] = []
+    with (models / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            stages.append(stage)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        with pytest.raises(Exception, match=r".+"):
+            locate_checkpoint(str(broken), on_progress)
+    assert stages[0] == "Waiting for another process that converts a model"
+
+
+def test_a_cache_folder_that_cannot_be_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(100))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with pytest.raises(OSError, match=rf"{file}.*XDG_CACHE_HOME"):
+        locate_checkpoint(str(file))
+
+
+def test_weights_that_would_run_code_are_refused(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Pickled weights are loaded without running what they hold; those that want more are refused in a sentence."""
+    directory = tmp_path / "pickled"
+    shutil.copytree(tiny_model("llama"), directory)
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    torch.save(weights, directory / "pytorch_model.bin")
+    prompt = [1, 2, 3]
+    with running_engine(model=str(tiny_model("llama")), num_blocks=64) as engine:
+        expected = submit(engine, prompt, greedy(5)).wait().tokens
+    with running_engine(model=str(directory), num_blocks=64) as engine:
+        assert submit(engine, prompt, greedy(5)).wait().tokens == expected
+    torch.save({"weights": Intruder()}, directory / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="safetensors"):
+        Engine.load(EngineConfig(model=str(directory), num_blocks=64))
+    assert not Intruder.ran
+
+
+class Intruder:
+    """What a hostile checkpoint would have run."""
+
+    ran = False
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _intrude, ()
+
+
+def _intrude() -> None:
+    Intruder.ran = True
 
 
 @pytest.mark.model

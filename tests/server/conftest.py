@@ -19,6 +19,7 @@ import transformers
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine import Engine
 from caudex.engine.types import EngineStats
+from caudex.server.connection import bound_silence
 from caudex.server.run import Address, draining_server, listening_socket
 from caudex.server.settings import ServerSettings
 
@@ -37,9 +38,9 @@ class Running:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
-    def settled(self, condition: Callable[[EngineStats], bool]) -> EngineStats:
-        """The engine's figures once they meet a condition; fails if they do not within ten seconds."""
-        for _ in range(1000):
+    def settled(self, condition: Callable[[EngineStats], bool], seconds: int = 10) -> EngineStats:
+        """The engine's figures once they meet a condition; fails if they do not within some seconds."""
+        for _ in range(100 * seconds):
             stats = self.engine.stats()
             if condition(stats):
                 return stats
@@ -64,6 +65,7 @@ def serving(config: EngineConfig, settings: ServerSettings | None = None) -> Ite
     engine.start()
     ready = threading.Event()
     with listening_socket(Address(port=0)) as listener:
+        bound_silence(listener, (settings or ServerSettings()).client_timeout)
         server = draining_server(
             engine, settings or ServerSettings(), Address(port=0), listener, lambda url, name: ready.set()
         )

@@ -102,13 +102,13 @@ def test_events_are_published_until_the_server_has_stopped(model_directory: Path
 
 
 @pytest.mark.parametrize("which", ["events", "replay"])
-def test_a_taken_address_is_said_in_a_sentence(model_directory: Path, which: str) -> None:
+def test_a_taken_address_is_said_before_the_model_is_loaded(which: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = int(taken.getsockname()[1])
         ports = (port, free_port()) if which == "events" else (free_port(), port)
-        ended = failed_start(model_directory, *events_flags(*ports))
+        ended = failed_start(Path("/no/such/model"), *events_flags(*ports))
     assert f"cannot publish KV events on tcp://127.0.0.1:{port}: Address already in use" in ended
 
 

@@ -58,6 +58,7 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @http("--api-key", "api_keys", multiple=True, help="Ask for 'Authorization: Bearer KEY'; may be repeated.")
 @http("--allowed-origins", multiple=True, metavar="ORIGIN", help="Web origins whose pages may call; may be repeated.")
 @http("--max-body-size", type=ByteSize(), default="32MiB", help="Larger requests get status 413.")
+@http("--client-timeout", type=float, default=60.0, help="Seconds of a client's silence that end its connection.")
 @http("--max-waiting", type=click.IntRange(1), help="Queue at most this many requests; more get status 429.")
 @http("--ssl-certfile", type=FILE, help="Certificate (PEM); turns on TLS.")
 @http("--ssl-keyfile", type=FILE, help="Its private key.")

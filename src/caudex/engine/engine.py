@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import threading
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +144,7 @@ class Engine:
         """
 
         progress = progress or ignore_progress
+        _check_events_addresses(config)
         loaded = load_model(locate_checkpoint(config.model, progress), config, progress)
         num_blocks = choose_num_blocks(config, loaded.kv_bytes_per_token)
         max_model_len = choose_max_model_len(config, loaded.position_limit, num_blocks)
@@ -335,6 +339,29 @@ class Engine:
             with self._lock:
                 self._accepting = False
             self._loop.end_all(self._error)
+
+
+def _check_events_addresses(config: EngineConfig) -> None:
+    """Raise OSError now if one of the TCP addresses for KV events is taken, rather than when the model is loaded."""
+    for endpoint in (config.kv_events_endpoint, config.kv_events_replay_endpoint):
+        found = re.fullmatch(r"tcp://(.+):([0-9]+)", endpoint or "")
+        if found is None or int(found[2]) == 0:
+            continue
+        host = "" if found[1] == "*" else found[1].strip("[]")
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(socket.gaierror):  # The name of a network interface, which ZeroMQ knows.
+                _probe(probe, (host, int(found[2])), str(endpoint))
+
+
+def _probe(probe: socket.socket, address: tuple[str, int], endpoint: str) -> None:
+    try:
+        probe.bind(address)
+    except socket.gaierror:
+        raise
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OSError(f"cannot publish KV events on {endpoint}: {reason}; choose another address") from error
 
 
 def _publish_events(config: EngineConfig, cache: PrefixCache) -> EventPublisher | None:

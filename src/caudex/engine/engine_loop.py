@@ -139,11 +139,13 @@ class EngineLoop:
                     self._abort(request_id)
 
     def _leader(self, stream: OutputStream) -> SequenceState | None:
-        """The request that this one branches off, if it is still there and of the same prompt."""
-        leader = self._streams.get(stream.request.sample_of or "")
-        if leader is None or not leader.state.same_cache(stream.state):
+        """The request that this one branches off, if it is still there, and finds out all that this one asks for."""
+        leader, state = self._streams.get(stream.request.sample_of or ""), stream.state
+        if leader is None or not leader.state.same_cache(state):
             return None
-        return leader.state if np.array_equal(leader.state.prompt, stream.state.prompt) else None
+        if state.num_alternatives not in (None, leader.state.num_alternatives):
+            return None
+        return leader.state if np.array_equal(leader.state.prompt, state.prompt) else None
 
     def _abort(self, request_id: str) -> None:
         stream = self._streams.get(request_id)

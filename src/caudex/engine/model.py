@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
 
     Raises:
         UnsupportedModelError: it cannot; the message says why.
-        ValueError: the weights are damaged.
+        ValueError: the weights are damaged, or cannot be loaded without running code that they bring.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,6 +80,11 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
         raise ValueError(
             f"the weights in {checkpoint.directory} are damaged ({error}): fetch them again, or delete that folder if "
             "Caudex converted it, and it is made anew"
+        ) from error
+    except UnpicklingError as error:
+        raise ValueError(
+            f"the weights in {checkpoint.directory} are pickled and would run code if loaded, or are damaged: get them "
+            "as safetensors, or convert them where you trust them (save_pretrained does)"
         ) from error
     progress("Checking the model", 2, 3)
     probe = probe_model(model, name, config.max_model_len)

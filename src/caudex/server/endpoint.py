@@ -20,6 +20,7 @@ from caudex.engine.types import FinishReason, GenerationRequest, RequestOutput, 
 from caudex.server.errors import APIError
 from caudex.server.generation import ChoiceOutput
 from caudex.server.service import Service
+from caudex.server.settings import ServerSettings
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -98,7 +99,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        body = await read_body(headers, receive, self._service.settings.max_body_bytes)
+        body = await read_body(headers, receive, self._service.settings)
         if body is None:
             return
         caller = Caller(scope.get("tenant", ""), headers.get("x-session-id"))
@@ -149,18 +150,23 @@ async def send_json(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes | None:
+async def read_body(headers: Headers, receive: Receive, settings: ServerSettings) -> bytes | None:
     """The request's body, or None if the client left before it was whole.
 
     Raises:
-        APIError: 413; the body is announced or found to be longer than `limit` bytes. No more than that is kept.
+        APIError: 413; the body is announced or found to be longer than `max_body_bytes`. No more than that is kept.
+        APIError: 408; the client was silent for longer than `client_timeout`.
     """
+    limit = settings.max_body_bytes
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
         raise body_too_large(limit)
     body = bytearray()
     while True:
-        message = await receive()
+        try:
+            message = await asyncio.wait_for(receive(), settings.client_timeout)
+        except TimeoutError:
+            raise APIError("the rest of the request's body did not arrive in time", status=408) from None
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")

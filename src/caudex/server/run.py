@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ from caudex.engine.config import EngineConfig
 from caudex.engine.engine import Engine
 from caudex.engine.loading import Progress
 from caudex.server.app import create_app
+from caudex.server.connection import GuardedProtocol, bound_silence
 from caudex.server.settings import ServerSettings
 
 log = logging.getLogger("caudex.server")
@@ -127,6 +129,7 @@ def serve(
         ValueError, FileNotFoundError: the model cannot be served; see Engine.load.
     """
     with listening_socket(address) as listener:
+        bound_silence(listener, settings.client_timeout)
         engine = Engine.load(config, progress)
         listen(listener, address)
         gc.collect()
@@ -161,7 +164,7 @@ def draining_server(
 def server_config(engine: Engine, settings: ServerSettings, address: Address) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(engine, settings),
-        http="httptools",
+        http=partial(GuardedProtocol, client_timeout=settings.client_timeout),  # type: ignore[arg-type]
         backlog=BACKLOG,
         ws="none",
         lifespan="on",

@@ -43,7 +43,7 @@ class TokenEndpoints:
         return await self._answer(request, self._detokenize)
 
     async def _answer(self, request: Request, work: Any) -> Response:
-        body = await read_body(request.headers, request.receive, self._service.settings.max_body_bytes)
+        body = await read_body(request.headers, request.receive, self._service.settings)
         answer = await self._service.off_loop(work, body or b"")
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
