@@ -3,6 +3,7 @@
     python benchmarks/cache.py                  # a table
     python benchmarks/cache.py --json FILE      # the same as JSON
     python benchmarks/cache.py --only requests,decode
+    python benchmarks/cache.py --vllm-python PATH --sglang-python PATH      # the peers on the same inputs, side by side
 
 Times are medians in microseconds (the mean of a batch for calls below one); run it under `taskset -c 0`, and on a busy
 machine compare ratios. Prompts are trees of shared prefixes, 2,000 tokens, in a pool that is full, so every request
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_peers import PEERS, measure, print_table
 from caudex import _core
 from caudex.cache import PrefixCache, Sequence
 
@@ -32,6 +34,7 @@ Figures = dict[str, float]
 clock = time.perf_counter
 
 SYSTEM, TEMPLATE, SESSION, TAIL = 400, 600, 600, 400
+NUM_BLOCKS, RUNNING = 20_000, 32
 
 
 def tree_prompts(count: int, seed: int = 0) -> list[Prompt]:
@@ -68,7 +71,7 @@ def finish(cache: PrefixCache, prompt: Prompt) -> None:
     seq.release()
 
 
-def requests(index: str, policy: str = "lru", *, num_blocks: int = 20_000, running: int = 32) -> Figures:
+def requests(index: str, policy: str = "lru", *, num_blocks: int = NUM_BLOCKS, running: int = RUNNING) -> Figures:
     """The calls of a request, while 32 others run."""
     cache = PrefixCache(num_blocks, index=index, policy=policy)  # type: ignore[arg-type]
     times: dict[str, list[float]] = {name: [] for name in ("match", "begin", "allocate", "commit", "release", "whole")}
@@ -211,16 +214,38 @@ BENCHES: dict[str, Callable[[], dict[str, Figures]]] = {
 }
 
 
+def side_by_side(benches: dict[str, dict[str, Figures]]) -> dict[str, Figures]:
+    """Collect what the peers are compared with, by cache; the default one first."""
+    cases = {"radix, gittins": "radix", "radix": "radix", "hash": "hash"}
+    found = {}
+    for case, index in cases.items():
+        found[case] = dict(benches.get("requests", {}).get(case, {}))
+        for name in ("decode", "waiting"):
+            found[case] |= benches.get(name, {}).get(index, {})
+    return {case: figures for case, figures in found.items() if figures}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Costs of the prefix cache")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--only", default=",".join(BENCHES), help="some of " + ", ".join(BENCHES))
+    for key, peer in PEERS.items():
+        parser.add_argument(f"--{key}-python", type=Path, help=f"an interpreter with {peer.name} ({peer.install})")
     options = parser.parse_args()
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "benches": {}}
     for name in options.only.split(","):
         report["benches"][name] = BENCHES[name]()
         for case, figures in report["benches"][name].items():
             print(f"{name:>9} {case:18}", "  ".join(f"{key} {value:.3g}" for key, value in figures.items()), flush=True)
+    report["peers"] = peers = {}
+    for key, peer in PEERS.items():
+        python = getattr(options, f"{key}_python")
+        if python is None:
+            print(f"{peer.name} was not measured: {peer.install} in an environment, and give its --{key}-python")
+        else:
+            peers[key] = measure(peer, python, tree_prompts(4000), NUM_BLOCKS, RUNNING)
+    if ours := side_by_side(report["benches"]):
+        print_table(ours, peers)
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
