@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
+from click.testing import CliRunner
 
+from caudex.cli.analyze import command
 from caudex.trace.errors import TraceError
 from caudex.trace.reader import LogReader
 
@@ -130,3 +135,86 @@ def test_hash_ids_that_do_not_fit_their_length_are_noted(tmp_path: Path) -> None
     count, reader = read(log_of(tmp_path, "\n".join(map(json.dumps, lines))))
     assert count == 3
     assert sorted(reader.report.warnings.values()) == [1, 1]
+
+
+COMPRESSED = {"gz": gzip.compress, "zst": lambda data: zstandard.ZstdCompressor().compress(data)}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_bytes_behind_a_compressed_log_are_told_and_cost_nothing(kind: str, tmp_path: Path) -> None:
+    data = COMPRESSED[kind](f"{GOOD}\n".encode() * 40)
+    count, reader = read(log_of(tmp_path, data + b"garbage"))
+    assert (count, reader.report.bad_lines) == (40, 1)
+    assert "followed by bytes" in reader.report.bad_examples[0][1]
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_frames_one_after_another_are_one_log(kind: str, tmp_path: Path) -> None:
+    frame = COMPRESSED[kind](f"{GOOD}\n".encode() * 3)
+    count, reader = read(log_of(tmp_path, frame * 5))
+    assert (count, reader.report.bad_lines) == (15, 0)
+
+
+def test_utf_16_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="UTF-16"):
+        read(log_of(tmp_path, GOOD.encode("utf-16")))
+
+
+def test_hashes_among_text_are_bad_lines(tmp_path: Path) -> None:
+    hashes = json.dumps({"hash_ids": [1, 2], "input_length": 1024})
+    count, reader = read(log_of(tmp_path, f"{GOOD}\n" * 40 + f"{hashes}\n"))
+    assert (count, reader.report.bad_lines) == (40, 1)
+    with pytest.raises(TraceError, match="one or the other"):
+        read(log_of(tmp_path, f"{hashes}\n{GOOD}\n"))
+
+
+@pytest.mark.parametrize("token", [-5, 2**40, 2**70])
+def test_numbers_that_are_no_token_ids_are_bad_lines(token: int, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no token id"):
+        read(log_of(tmp_path, json.dumps({"prompt_token_ids": [1, 2, token]})))
+
+
+def test_json_nested_without_end_is_a_bad_line(tmp_path: Path) -> None:
+    count, reader = read(log_of(tmp_path, f"{GOOD}\n" * 40 + '{"a":' * 5000 + "1" + "}" * 5000))
+    assert (count, reader.report.bad_lines) == (40, 1)
+    with pytest.raises(TraceError, match="recursion"):
+        read(log_of(tmp_path, '{"a":' * 5000 + "1" + "}" * 5000 + "\n"))
+
+
+def test_a_pipe_is_a_log_too(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(f"{GOOD}\n" * 20))
+    writer.start()
+    count, _ = read(pipe)
+    writer.join()
+    assert count == 20
+
+
+GARBAGE = {
+    "binary": b"\x7fELF\0\0" + bytes(range(256)),
+    "words": b"no log at all\n",
+    "cut.gz": gzip.compress(f"{GOOD}\n".encode() * 2000)[:60],
+    "deep": b'{"a":' * 5000 + b"}" * 5000,
+    "lengths.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\n",
+    "broken.parquet": b"PAR1" + b"x" * 64,
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_the_command_refuses_garbage_in_one_line(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(GARBAGE[name])
+    result = CliRunner().invoke(command, [str(file)])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    log = log_of(tmp_path, f"{GOOD}\n" * 3)
+    result = CliRunner().invoke(command, [str(log), "--html", str(tmp_path / "no" / "page.html")])
+    assert result.exit_code == 1
+    assert "No such file" in result.stderr

@@ -53,16 +53,17 @@ def command(
             stage=stage,
             **options,
         )
-    if html_file:
-        from caudex.report.html import html_page
+    with user_errors():
+        if html_file:
+            from caudex.report.html import html_page
 
-        Path(html_file).write_text(html_page(analysis), encoding="utf-8")
-    if json_file:
-        text = json.dumps(analysis.to_dict(), ensure_ascii=False, indent=1)
-        if json_file == "-":
-            click.echo(text)
-            return
-        Path(json_file).write_text(text + "\n", encoding="utf-8")
+            Path(html_file).write_text(html_page(analysis), encoding="utf-8")
+        if json_file:
+            text = json.dumps(analysis.to_dict(), ensure_ascii=False, indent=1)
+            if json_file == "-":
+                click.echo(text)
+                return
+            Path(json_file).write_text(text + "\n", encoding="utf-8")
     from rich.console import Console
 
     print_analysis(analysis, Console(highlight=False))

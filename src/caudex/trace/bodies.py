@@ -21,6 +21,7 @@ from caudex.trace.messages import normalize_messages, normalize_tools
 from caudex.trace.request import Request
 
 MAX_DEPTH = 8
+MAX_TOKEN_ID = 1 << 31
 _TOKEN_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "tokens")
 _MESSAGE_KEYS = ("messages", "gen_ai.input.messages", "llm.input_messages", "contents", "input")
 _TEXT_KEYS = ("prompt", "inputs", "input", "text", "gen_ai.prompt", "query")
@@ -231,7 +232,7 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
         return
     for key in _TOKEN_KEYS:
         if isinstance(body.get(key), list) and body[key]:
-            request.token_ids = _integers(body[key], key)
+            request.token_ids = _token_ids(body[key], key)
             return
     for key in _TEXT_KEYS:
         found = body.get(key)
@@ -246,7 +247,7 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
 
 def _fill_prompt_list(request: Request, prompt: list[Any]) -> None:
     if isinstance(prompt[0], int):
-        request.token_ids = _integers(prompt, "prompt")
+        request.token_ids = _token_ids(prompt, "prompt")
     elif isinstance(prompt[0], str) and len(prompt) == 1:
         request.text = prompt[0]
     elif isinstance(prompt[0], dict):
@@ -271,6 +272,13 @@ def _tools(around: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 def _integers(values: list[Any], key: str) -> list[int]:
     if not all(isinstance(value, int) for value in values):
         raise ValueError(f"`{key}` holds something other than whole numbers")
+    return values
+
+
+def _token_ids(values: list[Any], key: str) -> list[int]:
+    for value in _integers(values, key):
+        if not 0 <= value < MAX_TOKEN_ID:
+            raise ValueError(f"`{key}` holds {value}, which is no token id")
     return values
 
 

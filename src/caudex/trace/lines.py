@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, cast
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from caudex.trace.errors import TraceError
 
@@ -51,16 +50,16 @@ class LogFile:
         if self.path != "-":
             self._raw.close()
 
-    def _decompressed(self) -> BinaryIO:
+    def _decompressed(self) -> Frames | BinaryIO:
         magic = self._buffered.peek(4)[:4]
         if magic.startswith(GZIP_MAGIC):
-            return cast("BinaryIO", gzip.GzipFile(fileobj=self._buffered, mode="rb"))
+            return Frames(self._buffered, lambda: zlib.decompressobj(wbits=31), GZIP_MAGIC)
         if magic == ZSTD_MAGIC:
             try:
                 import zstandard
             except ImportError:
                 raise TraceError(f"{self.path} is zstd: pip install 'caudex[analyze]' to read it") from None
-            return cast("BinaryIO", zstandard.ZstdDecompressor().stream_reader(self._buffered, read_across_frames=True))
+            return Frames(self._buffered, lambda: zstandard.ZstdDecompressor().decompressobj(), ZSTD_MAGIC)
         return cast("BinaryIO", self._buffered)
 
     def peek(self, num_bytes: int = 1 << 16) -> bytes:
@@ -108,16 +107,57 @@ class LogFile:
         return head
 
     def _read(self) -> bytes:
-        try:
-            chunk = self._stream.read(CHUNK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self.broken = f"the compressed file breaks off: {error}"
-            return b""
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
-                raise
-            self.broken = f"the compressed file breaks off: {error}"
-            return b""
+        chunk = self._stream.read(CHUNK_BYTES)
+        if isinstance(self._stream, Frames):
+            self.broken = self._stream.broken
         if self._progress is not None and self.num_bytes:
             self._progress(self._raw.tell(), self.num_bytes)
         return chunk
+
+
+class _Decompressor(Protocol):
+    """What zlib and zstandard both give."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes) -> bytes: ...
+
+
+class Frames:
+    """A compressed stream of one frame or several, read as far as it is sound: all before a damage is given, and
+    `broken` then says what the damage is."""
+
+    def __init__(self, source: io.BufferedReader, begin: Callable[[], _Decompressor], magic: bytes) -> None:
+        self._source = source
+        self._begin = begin
+        self._magic = magic
+        self._frame = begin()
+        self.broken: str | None = None
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, made of at most `size` compressed ones; none at the end."""
+        while self.broken is None and (data := self._next(max(size >> 4, 4096))):
+            try:
+                if plain := self._frame.decompress(data):
+                    return plain
+            except Exception as error:  # zlib.error and zstandard.ZstdError have no common parent
+                self.broken = f"the compressed file is damaged: {error}"
+        if self.broken is None and not self._frame.eof:
+            self.broken = "the compressed file breaks off"
+        return b""
+
+    def _next(self, size: int) -> bytes:
+        """Compressed bytes, those of the next frame after a frame's end; none at the end of all."""
+        if not self._frame.eof:
+            return self._source.read(size)
+        data = (self._frame.unused_data or self._source.read(size)).lstrip(b"\0")
+        if not data:
+            return b""
+        data += self._source.read(len(self._magic)) if len(data) < len(self._magic) else b""
+        if not data.startswith(self._magic):
+            self.broken = "the compressed file is followed by bytes that are none of it"
+            return b""
+        self._frame = self._begin()
+        return data

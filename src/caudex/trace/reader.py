@@ -132,7 +132,7 @@ class LogReader:
     def _from_document(self, log: LogFile) -> Iterator[Request]:
         try:
             document = msgspec.json.decode(log.read_all(MAX_DOCUMENT_BYTES))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise TraceError(f"{log.path} is neither JSON lines nor a JSON document: {error}") from None
         if isinstance(document, dict) and isinstance(document.get("data"), list):
             document = document["data"]
@@ -185,8 +185,12 @@ class LogReader:
 
     def _checked(self, requests: Iterator[Request]) -> Iterator[Request]:
         ids = RepeatCounter()
+        first: Request | None = None
         try:
             for request in requests:
+                first = first or request
+                if not self._is_of_one_kind(request, first):
+                    continue
                 self.report.requests += 1
                 if request.request_id is not None:
                     ids.add(hash(request.request_id))
@@ -196,6 +200,18 @@ class LogReader:
         finally:
             if ids.repeats:
                 self.report.warnings["requests whose id occurred before; kept, as they were served"] += ids.repeats
+
+    def _is_of_one_kind(self, request: Request, first: Request) -> bool:
+        """Whether a request can be compared with the log's first; hashes and text cannot."""
+        if (request.hash_ids is None) != (first.hash_ids is None):
+            has, had = ("text or tokens", "hash_ids") if request.hash_ids is None else ("hash_ids", "text or tokens")
+            self.report.bad(request.line, f"has {has} where the log began with {had}; a log is one or the other")
+            return False
+        if (request.token_ids is None) != (first.token_ids is None):
+            self.report.warnings[
+                "requests in token ids among others in text; they match only if --tokenizer made the ids"
+            ] += 1
+        return True
 
     def _check_lengths(self, request: Request, ids: Sequence[int], input_length: int, block_size: int) -> None:
         if len(ids) < input_length // block_size:
@@ -253,6 +269,8 @@ def _sniff(path: str, head: bytes) -> str:
     for magic, name in _BINARY_MAGICS.items():
         if head.startswith(magic):
             raise TraceError(f"{path} is {name}")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TraceError(f"{path} is UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
     if b"\0" in head[:4096]:
         raise TraceError(f"{path} is binary, not a request log (JSON lines, gz and zst are read)")
     start = head.lstrip()
@@ -264,6 +282,8 @@ def _sniff(path: str, head: bytes) -> str:
         return "json lines"
     try:
         msgspec.json.decode(first)
+    except RecursionError:
+        return "json lines"
     except msgspec.DecodeError:
         complete = b"\n" in start
         return "json document" if complete and len(first) < 4096 and _opens_document(first) else "json lines"
