@@ -97,8 +97,9 @@ def caudex(port: int, log: Path) -> Server:
 
 
 def vllm(program: str, port: int, log: Path) -> Server:
-    publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port + 1}"}
-    publish["replay_endpoint"] = f"tcp://127.0.0.1:{port + 2}"
+    # With an address and no * it would connect there, not listen.
+    publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port + 1}"}
+    publish["replay_endpoint"] = f"tcp://*:{port + 2}"
     sizes = ["--block-size", BLOCK, "--num-gpu-blocks-override", "300", "--max-model-len", "4096"]
     modes = ["--dtype", "bfloat16", "--enforce-eager", "--enable-prompt-tokens-details"]
     name = ["--served-model-name", "SmolLM2-135M-Instruct", "--kv-events-config", json.dumps(publish)]
@@ -142,6 +143,22 @@ async def ask(endpoint: Endpoint, question: int) -> tuple[str, str, UsageRecord]
     except (ServerError, OSError, EOFError) as error:
         return str(error) or type(error).__name__, "".join(pieces), usage
     return "whole", "".join(pieces), usage
+
+
+async def right_answers(endpoints: list[Endpoint]) -> list[set[str]]:
+    """What the servers themselves answer, by question. Asked several times and in company: the greedy answers of an
+    engine that rounds differently in larger batches, or after a hit, are not always the same."""
+    right: list[set[str]] = [set() for _ in range(QUESTIONS)]
+    for endpoint in endpoints:
+        for company in (1, CLIENTS, CLIENTS, QUESTIONS, QUESTIONS):
+            for first in range(0, QUESTIONS, company):
+                questions = range(first, min(first + company, QUESTIONS))
+                answers = await asyncio.gather(*[ask(endpoint, question) for question in questions])
+                for question, (ending, text, _) in zip(questions, answers, strict=True):
+                    if ending != "whole":
+                        raise RuntimeError(f"{endpoint.url} answers {ending}")
+                    right[question].add(text)
+    return right
 
 
 def verdict(ending: str, text: str, right: set[str]) -> str:
@@ -232,7 +249,7 @@ async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[st
         await until(server.answers, "the servers to start")
     await drama.all_available()
     model = await first_model(Endpoint(servers[0].url, ""))
-    right = [{(await ask(Endpoint(server.url, model), i))[1] for server in servers} for i in range(QUESTIONS)]
+    right = await right_answers([Endpoint(server.url, model) for server in servers])
     clients = Clients(Endpoint(gateway, model), right)
     first, last = servers[0], servers[-1]
     await clients.during("calm", CLIENTS, drama.nothing())

@@ -106,7 +106,18 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, target, _ = lines[0].split(" ")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
+    if "chunked" in headers.get("transfer-encoding", ""):
+        return method, target, headers, await read_chunks(reader)
     return method, target, headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+async def read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return body
 
 
 async def work_unless_gone(reader: asyncio.StreamReader, answer: Coroutine[Any, Any, None]) -> None:

@@ -19,6 +19,11 @@ from caudex.routing import POLICIES
 @click.option("--workers-dns", metavar="NAME:PORT", help="Every address that this name has; asked again and again.")
 @click.option("--host", default="127.0.0.1", show_default=True, envvar="CAUDEX_ROUTE_HOST")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), envvar="CAUDEX_ROUTE_PORT")
+@click.option(
+    "--ext-proc-port",
+    type=click.IntRange(1, 65535),
+    help="Also tells Envoy where to send requests: external processing (gRPC) on this port.",
+)
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="cost", show_default=True)
 @click.option("--tokenizer", help="The workers' tokenizer (a folder or hub id), to know prompts by their tokens.")
 @click.option(
@@ -59,6 +64,7 @@ def command(
     workers_dns: str | None,
     host: str,
     port: int,
+    ext_proc_port: int | None,
     tenants: Path | None,
     rules_path: Path | None,
     access_log: TextIO | None,
@@ -107,6 +113,7 @@ def command(
             host=host,
             port=port,
             tls=_tls_context(tls_cert, tls_key),
+            ext_proc_port=ext_proc_port,
             on_ready=lambda bound_host, bound_port: click.echo(
                 f"caudex route: {options_line(settings.policy, workers)} at http://{bound_host}:{bound_port}", err=True
             ),

@@ -43,6 +43,12 @@ class Usage:
     cached_tokens: int
 
 
+def read_usage(data: bytes) -> Usage | None:
+    """What a piece of an answer says, in the words of any of the engines; None if nothing."""
+    cached, prompt = _CACHED_TOKENS.search(data), _PROMPT_TOKENS.search(data)
+    return None if cached is None or prompt is None else Usage(int(prompt[1]), int(cached[1]))
+
+
 class Attempt:
     """Relays one answer. Implements `ResponseSink` and `Outstanding`.
 
@@ -158,7 +164,7 @@ class Attempt:
             return
         self._last_byte = self._worker.last_heard = time.monotonic()
         if b"cache" in data and self.status == 200:
-            self._read_usage(data)
+            self.usage = read_usage(data) or self.usage
         if self._path == b"/v1/responses" and self.response_id is None and (found := _RESPONSE_ID.search(data)):
             self.response_id = found[1].decode("latin-1")
         if self._is_stream:
@@ -254,11 +260,6 @@ class Attempt:
         if any(name == b"content-length" for name, _ in self._headers):
             return self._headers
         return [*self._headers, (b"content-length", b"%d" % len(body))]
-
-    def _read_usage(self, data: bytes) -> None:
-        cached, prompt = _CACHED_TOKENS.search(data), _PROMPT_TOKENS.search(data)
-        if cached is not None and prompt is not None:
-            self.usage = Usage(int(prompt[1]), int(cached[1]))
 
     def _error_event(self, why: str) -> bytes:
         body = error_body(f"the worker failed while it answered: {why}", "upstream_error", "worker_failed")

@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from caudex.gateway.access_log import AccessRecord
-from caudex.gateway.attempt import Attempt, Outcome, Usage
+from caudex.gateway.attempt import Attempt, Outcome
 from caudex.gateway.client_connection import ClientConnection
 from caudex.gateway.http_messages import HOP_BY_HOP, Header, HttpError, HttpRequest, head
 from caudex.gateway.upstream_connection import UpstreamConnection
 from caudex.gateway.worker import Worker
-from caudex.routing import Candidate, Flight, Reason, RouteRequest
+from caudex.routing import Candidate, Flight, RouteRequest
 
 if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
@@ -56,7 +56,10 @@ class Forwarding:
     async def run(self) -> None:
         """Returns when the client has its answer; HttpError if no worker gave one."""
         while self._record.attempts < self._gateway.settings.max_attempts:
-            candidate = self._choose()
+            candidate = self._gateway.decisions.choose(
+                self._features, home=self._home, tried=self._tried, again=self._stale_slot
+            )
+            self._stale_slot = None
             if candidate is None:
                 break
             self._tried.add(candidate.worker)
@@ -71,25 +74,6 @@ class Forwarding:
         if not self._tried:
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
         raise HttpError(502, f"{len(self._tried)} workers failed; the last: {self._why}", "upstream_error", 1.0)
-
-    def _choose(self) -> Candidate | None:
-        gateway, tried = self._gateway, self._tried
-        if not tried and self._home is not None and gateway.fleet.available[self._home]:
-            return Candidate(self._home, Reason.SESSION, None)
-        began = time.perf_counter()
-        ranking = gateway.policy.rank(self._features, gateway.fleet, time.monotonic())
-        if tried:
-            candidates = list(ranking)
-            fresh = [candidate for candidate in candidates if candidate.worker not in tried]
-            again = [candidate for candidate in candidates if candidate.worker == self._stale_slot]
-            candidate = next(iter(fresh or again), None)
-            self._stale_slot = None
-        else:
-            candidate = ranking.best
-        gateway.metrics.decision_seconds.observe(time.perf_counter() - began)
-        if candidate is not None:
-            gateway.metrics.decisions.labels(gateway.settings.policy, candidate.reason.label).inc()
-        return candidate
 
     async def _try(self, worker: Worker, candidate: Candidate) -> Outcome:
         gateway, features, record = self._gateway, self._features, self._record
@@ -171,22 +155,7 @@ class Forwarding:
             gateway.response_homes.remember(record.tenant, attempt.response_id, worker.slot)
         if attempt.usage is not None and candidate.cached_tokens is not None:
             record.reported_cached_tokens = attempt.usage.cached_tokens
-            self._compare(worker, candidate.cached_tokens, attempt.usage)
-
-    def _compare(self, worker: Worker, predicted: int, usage: Usage) -> None:
-        """Holds the prediction against the truth: shares of the prompt, since lengths are but estimates here."""
-        gateway = self._gateway
-        expected = int(predicted / self._features.num_tokens * usage.prompt_tokens)
-        gateway.metrics.prompt_tokens.labels(worker.url).inc(usage.prompt_tokens)
-        gateway.metrics.predicted.labels(worker.url).inc(expected)
-        gateway.metrics.reported.labels(worker.url).inc(usage.cached_tokens)
-        if gateway.honesty.observe(worker.slot, expected, usage.cached_tokens):
-            log.warning(
-                "worker %s: %.0f cached tokens a request were predicted and %.0f reported; its index is dropped",
-                worker.url,
-                *gateway.honesty.predicted_and_reported(worker.slot),
-            )
-            gateway.drop_index(worker, "drift")
+            gateway.decisions.compare(candidate, self._features.num_tokens, attempt.usage)
 
     def _request_for(self, worker: Worker) -> bytes:
         request, settings, endpoint = self._request, self._gateway.settings, worker.pool.endpoint

@@ -15,6 +15,7 @@ from caudex.gateway.access_log import AccessLog, AccessRecord
 from caudex.gateway.admin import AdminApi
 from caudex.gateway.admission import Admission
 from caudex.gateway.client_connection import ClientConnection
+from caudex.gateway.decisions import Decisions
 from caudex.gateway.discovery import Source, follow
 from caudex.gateway.http_messages import HttpError, HttpRequest, error_body
 from caudex.gateway.kv_subscriber import KvSubscriber, publisher_address
@@ -76,7 +77,8 @@ class Gateway:
         self.closing = False
         self.buffered_bytes = 0
         self._access_log = access_log
-        self._relay = Relay(self)
+        self.decisions = Decisions(self)
+        self.relay = Relay(self)
         self._admin = AdminApi(self.workers, settings.admin_key)
         self._housekeeping: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -125,9 +127,7 @@ class Gateway:
     # RequestHandler
 
     async def handle(self, request: HttpRequest, client: ClientConnection) -> None:
-        record = AccessRecord(
-            time.time(), _request_id(request), client.peer, request.method, request.path.decode("latin-1")
-        )
+        record = self.access_record(request, client.peer)
         sent_before = client.bytes_written
         try:
             await self._answer(request, client, record)
@@ -149,11 +149,19 @@ class Gateway:
                 self.metrics.client_gone.inc()
             raise
         finally:
-            self.metrics.requests.labels(str(record.status)).inc()
-            if self._access_log is not None:
-                record.seconds = round(time.monotonic() - request.received_at, 6)
-                record.bytes_sent = client.bytes_written - sent_before
-                self._access_log.write(record)
+            record.bytes_sent = client.bytes_written - sent_before
+            self.write_down(record, request)
+
+    def write_down(self, record: AccessRecord, request: HttpRequest) -> None:
+        """Counts a request that is over, and puts it in the access log."""
+        self.metrics.requests.labels(str(record.status)).inc()
+        if self._access_log is not None:
+            record.seconds = round(time.monotonic() - request.received_at, 6)
+            self._access_log.write(record)
+
+    def access_record(self, request: HttpRequest, peer: str) -> AccessRecord:
+        """A record of a request that has just been read."""
+        return AccessRecord(time.time(), _request_id(request), peer, request.method, request.path.decode("latin-1"))
 
     def refused(self, status: int) -> None:
         self.metrics.requests.labels(str(status)).inc()
@@ -161,7 +169,7 @@ class Gateway:
     async def _answer(self, request: HttpRequest, client: ClientConnection, record: AccessRecord) -> None:
         path = request.path
         if path.startswith(b"/v1/"):
-            await self._relay.serve(request, client, record)
+            await self.relay.serve(request, client, record)
             return
         record.status = 200
         if path == b"/health":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caudex.gateway.access_log import AccessRecord
@@ -12,6 +13,7 @@ from caudex.gateway.http_messages import HttpError, HttpRequest
 from caudex.gateway.prompt import Body, decode_body, describe
 from caudex.gateway.salting import with_cache_salt, with_plain_names
 from caudex.gateway.tenants import Tenant
+from caudex.routing import RouteRequest
 
 if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
@@ -32,6 +34,15 @@ def _must_be_json(request: HttpRequest) -> bool:
     return request.path in _PROMPT_PATHS or content_type is None or b"json" in content_type
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of a request before a worker is chosen; `home` is the one that has what it builds on."""
+
+    features: RouteRequest
+    tenant: Tenant
+    home: int | None
+
+
 class Relay:
     """Serves requests under /v1 from the workers. With no worker available the answer is 503 at once."""
 
@@ -39,6 +50,12 @@ class Relay:
         self._gateway = gateway
 
     async def serve(self, request: HttpRequest, client: ClientConnection, record: AccessRecord) -> None:
+        asked = self.read(request, record)
+        forwarding = Forwarding(self._gateway, request, client, asked.features, record, asked.home)
+        await self._admitted(forwarding, asked.tenant)
+
+    def read(self, request: HttpRequest, record: AccessRecord) -> Asked:
+        """Who asks for what, with the request's body made fit for a worker; HttpError if it may not go there."""
         gateway = self._gateway
         if b".." in request.path or b"%" in request.path:
             raise HttpError(400, "the path must be plain: without dots that lead upwards, and without escapes")
@@ -60,8 +77,7 @@ class Relay:
         if not gateway.workers.num_available():
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
         tenant.check(features.num_tokens, request.received_at)
-        home = self._home(request, body, tenant)
-        await self._admitted(Forwarding(gateway, request, client, features, record, home), tenant)
+        return Asked(features, tenant, self._home(request, body, tenant))
 
     def _body(self, request: HttpRequest) -> Body:
         if not _must_be_json(request):

@@ -10,9 +10,13 @@ import resource
 import signal
 import ssl
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from caudex.gateway.discovery import Source
 from caudex.gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    from caudex.gateway.endpoint_picker import EndpointPicker
 
 log = logging.getLogger("caudex.gateway")
 
@@ -27,6 +31,7 @@ def run_gateway(
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
+    ext_proc_port: int | None = None,
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then finishes what is under way; a second signal does not wait.
@@ -41,7 +46,7 @@ def run_gateway(
         loop_factory = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_serve(gateway, worker_urls, sources, host, port, tls, on_ready))
+            runner.run(_serve(gateway, worker_urls, sources, host, port, tls, ext_proc_port, on_ready))
     finally:
         gc.unfreeze()
 
@@ -53,6 +58,7 @@ async def _serve(
     host: str,
     port: int,
     tls: ssl.SSLContext | None,
+    ext_proc_port: int | None,
     on_ready: Callable[[str, int], None],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -64,6 +70,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     server = await loop.create_server(gateway.connection, host, port, ssl=tls, backlog=_BACKLOG)
+    picker = None if ext_proc_port is None else await _endpoint_picker(gateway, host, ext_proc_port)
     await gateway.start(worker_urls, sources)
     # What is there now stays; the collector need not look at it again, and so takes no longer than a request does.
     gc.freeze()
@@ -77,6 +84,18 @@ async def _serve(
     if not finishing.done():
         finishing.cancel()
         await gateway.stop()
+    if picker is not None:
+        await picker.close()
+
+
+async def _endpoint_picker(gateway: Gateway, host: str, port: int) -> EndpointPicker:
+    try:
+        from caudex.gateway.endpoint_picker import EndpointPicker
+    except ImportError as error:
+        raise ValueError("answering Envoy needs its interfaces: pip install 'caudex[envoy]'") from error
+    picker = EndpointPicker(gateway)
+    await picker.start(host, port)
+    return picker
 
 
 def _raise_file_limit() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_PREFILL_RATE = 8_000.0
-"""Tokens a second, until a worker has been measured."""
+"""Tokens a second, until some worker has been measured."""
 
 DEFAULT_CAPACITY_TOKENS = 500_000.0
 """KV slots of a worker that does not report them."""
@@ -19,6 +19,16 @@ RECENT_SECONDS = 30.0
 
 _RATE_MEMORY_TOKENS = 200_000.0
 """The measured prefill rate is an average over about this many computed tokens."""
+
+_PRIOR_TOKENS = 2_000.0
+"""What is assumed of a worker's rate weighs as much as so many measured tokens, so one odd sample does not decide."""
+
+_MEASURABLE_TOKENS = 256
+"""Where fewer were computed, what passes before a first token is mostly not their computation: a worker that serves
+many hits would look slow."""
+
+_RATE_NOISE = 0.2
+"""Difference between measured rates (of their logarithms) up to which workers are taken to be equally fast."""
 
 
 @dataclass(slots=True)
@@ -62,6 +72,7 @@ class Fleet:
         self.prefill_rate = np.zeros(0)
         self.capacity_tokens = np.zeros(0)
         self.mean_prompt_tokens = 1_000.0
+        self._given_rate = np.zeros(0)
         self._recent_tokens = np.zeros(0)
         self._recent_at = 0.0
         self._last_first_token = np.zeros(0)
@@ -92,9 +103,11 @@ class Fleet:
         *,
         available: bool = True,
         capacity_tokens: float = DEFAULT_CAPACITY_TOKENS,
-        prefill_rate: float = DEFAULT_PREFILL_RATE,
+        prefill_rate: float | None = None,
     ) -> int:
-        """Adds a worker and returns its slot; ValueError if it is there already."""
+        """Adds a worker and returns its slot; ValueError if it is there already. Until it is measured it is taken to
+        be as fast as `prefill_rate` says (tokens a second), or else as the others are in the mean: a worker nobody has
+        tried must not look slow beside one that was."""
         if worker_id in self._slots:
             raise ValueError(f"worker {worker_id!r} is already in the fleet")
         slot = self.ids.index(None) if None in self.ids else self._grow()
@@ -103,7 +116,8 @@ class Fleet:
         self._for_each_array(slot, 0.0)
         self.available[slot] = available
         self.capacity_tokens[slot] = capacity_tokens
-        self.prefill_rate[slot] = prefill_rate
+        self._given_rate[slot] = prefill_rate or 0.0
+        self.prefill_rate[slot] = prefill_rate or self._mean_rate()
         self._changed()
         return slot
 
@@ -202,16 +216,27 @@ class Fleet:
         slot = flight.worker
         began = max(flight.sent_at, float(self._last_first_token[slot]))
         self._last_first_token[slot] = now
-        if now <= began:
+        if now <= began or flight.uncached_tokens < _MEASURABLE_TOKENS:
             return
         fade = math.exp(-flight.uncached_tokens / _RATE_MEMORY_TOKENS)
         self._measured_tokens[slot] = self._measured_tokens[slot] * fade + flight.uncached_tokens
         self._measured_seconds[slot] = self._measured_seconds[slot] * fade + (now - began)
-        # The default counts as a little evidence of its own, so that one odd first sample does not decide.
-        prior_tokens = 2_000.0
-        tokens = self._measured_tokens[slot] + prior_tokens
-        seconds = self._measured_seconds[slot] + prior_tokens / DEFAULT_PREFILL_RATE
-        self.prefill_rate[slot] = tokens / seconds
+        self._update_rates()
+
+    def _update_rates(self) -> None:
+        """What was measured, with a prior. A small difference from the mean of all counts as none: a worker that looks
+        a little faster by chance would get all that is cold."""
+        mean = self._mean_rate()
+        prior = np.where(self._given_rate > 0, self._given_rate, mean)
+        rates = (self._measured_tokens + _PRIOR_TOKENS) / (self._measured_seconds + _PRIOR_TOKENS / prior)
+        difference = np.log(rates / mean)
+        alike = mean * np.exp(np.sign(difference) * np.maximum(np.abs(difference) - _RATE_NOISE, 0.0))
+        self.prefill_rate[:] = np.where(self._given_rate > 0, rates, alike)
+
+    def _mean_rate(self) -> float:
+        """Of all workers that were measured."""
+        seconds = float(self._measured_seconds.sum())
+        return float(self._measured_tokens.sum()) / seconds if seconds > 0 else DEFAULT_PREFILL_RATE
 
     def _decay(self, now: float) -> None:
         if now > self._recent_at:
@@ -241,6 +266,7 @@ class Fleet:
             "in_flight_tokens",
             "foreign_requests",
             "prefill_rate",
+            "_given_rate",
             "capacity_tokens",
             "_recent_tokens",
             "_last_first_token",

@@ -1,0 +1,67 @@
+"""Which worker a request goes to, and whether what was believed of that worker was true."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from caudex.gateway.attempt import Usage
+from caudex.routing import Candidate, Reason, RouteRequest
+
+if TYPE_CHECKING:
+    from caudex.gateway.gateway import Gateway
+
+log = logging.getLogger("caudex.gateway")
+
+
+class Decisions:
+    """The gateway's policy at work, timed and counted; the same for what is relayed here and what Envoy relays."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def choose(
+        self,
+        features: RouteRequest,
+        *,
+        home: int | None = None,
+        tried: Set[int] = frozenset(),
+        again: int | None = None,
+    ) -> Candidate | None:
+        """The best worker not yet tried, or, where there is no other, the one that may be tried `again`. A `home`, if
+        it is available, comes before all."""
+        gateway = self._gateway
+        if not tried and home is not None and gateway.fleet.available[home]:
+            return Candidate(home, Reason.SESSION, None)
+        began = time.perf_counter()
+        ranking = gateway.policy.rank(features, gateway.fleet, time.monotonic())
+        if tried:
+            candidates = list(ranking)
+            fresh = [candidate for candidate in candidates if candidate.worker not in tried]
+            repeated = [candidate for candidate in candidates if candidate.worker == again]
+            candidate = next(iter(fresh or repeated), None)
+        else:
+            candidate = ranking.best
+        gateway.metrics.decision_seconds.observe(time.perf_counter() - began)
+        if candidate is not None:
+            gateway.metrics.decisions.labels(gateway.settings.policy, candidate.reason.label).inc()
+        return candidate
+
+    def compare(self, candidate: Candidate, num_tokens: int, usage: Usage) -> None:
+        """Holds a prediction against the truth: shares of the prompt, since `num_tokens` may be but an estimate."""
+        if candidate.cached_tokens is None:
+            return
+        gateway, worker = self._gateway, self._gateway.workers.at(candidate.worker)
+        expected = int(candidate.cached_tokens / num_tokens * usage.prompt_tokens)
+        gateway.metrics.prompt_tokens.labels(worker.url).inc(usage.prompt_tokens)
+        gateway.metrics.predicted.labels(worker.url).inc(expected)
+        gateway.metrics.reported.labels(worker.url).inc(usage.cached_tokens)
+        if gateway.honesty.observe(worker.slot, expected, usage.cached_tokens):
+            log.warning(
+                "worker %s: %.0f cached tokens a request were predicted and %.0f reported; its index is dropped",
+                worker.url,
+                *gateway.honesty.predicted_and_reported(worker.slot),
+            )
+            gateway.drop_index(worker, "drift")
