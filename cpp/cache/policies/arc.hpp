@@ -33,7 +33,7 @@ class ArcPolicy final : public TwoListPolicy {
 
   Victim victim(std::uint32_t) override {
     const bool once = has_leaf(kOnce) && (static_cast<double>(size(kOnce)) > target_ || !has_leaf(kOften));
-    const Victim victim = take(front(once ? kOnce : kOften));
+    const Victim victim = take(front(once ? kOnce : kOften), 1);
     std::uint64_t fingerprint;
     if (last_fingerprint(victim.node, fingerprint)) (once ? left_once_ : left_often_).add(fingerprint);
     forget_beyond_bounds();

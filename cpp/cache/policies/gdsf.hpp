@@ -45,6 +45,8 @@ class GdsfPolicy final : public RankedPolicy<GdsfState, std::pair<double, std::u
     return {known.floor + known.touches * cost, known.last};
   }
 
+  std::uint32_t steady(NodeId) const override { return 1; }
+
  private:
   double break_even_;
   double floor_ = 0.0;

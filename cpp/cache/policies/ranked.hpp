@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
 #include <utility>
 #include <vector>
@@ -48,10 +49,10 @@ class RankedPolicy : public Policy {
     return states_[upper] == states_[lower];
   }
 
-  Victim victim(std::uint32_t) override {
+  Victim victim(std::uint32_t wanted) override {
     if (shortened_ != kNoNode) offer(shortened_);  // it ranks by what is left of it
     shortened_ = leaves_.begin()->second;
-    return {shortened_};
+    return whole(shortened_, std::min(wanted, steady(shortened_)));
   }
 
   std::size_t bytes() const override {
@@ -60,6 +61,10 @@ class RankedPolicy : public Policy {
 
  protected:
   virtual Key key(NodeId node) = 0;
+
+  // How many of its last blocks a leaf may lose, one at least, before its key may have changed: all, where the key does
+  // not look at them.
+  virtual std::uint32_t steady(NodeId) const { return UINT32_MAX; }
 
   State& state(NodeId node) { return slot(states_, node); }
 

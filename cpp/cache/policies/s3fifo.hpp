@@ -31,7 +31,7 @@ class S3FifoPolicy final : public TwoListPolicy {
     }
   }
 
-  Victim victim(std::uint32_t) override {
+  Victim victim(std::uint32_t wanted) override {
     for (;;) {
       const bool small = has_leaf(kSmall) && (size(kSmall) * 10 >= pool.num_blocks() || !has_leaf(kMain));
       const NodeId node = front(small ? kSmall : kMain);
@@ -44,7 +44,7 @@ class S3FifoPolicy final : public TwoListPolicy {
         move(node, kMain, ++clock_);
       } else {
         if (small) remember(node);
-        return take(node);
+        return take(node, small ? 1 : wanted);  // what leaves the main queue does not change the choice
       }
     }
   }

@@ -38,7 +38,9 @@ class SlruPolicy final : public TwoListPolicy {
     if (protected_.count({member(lower).place, lower}) > 0) protected_.emplace(member(upper).place, upper);
   }
 
-  Victim victim(std::uint32_t) override { return take(front(has_leaf(kProbation) ? kProbation : kProtected)); }
+  Victim victim(std::uint32_t wanted) override {
+    return take(front(has_leaf(kProbation) ? kProbation : kProtected), wanted);
+  }
 
  private:
   static constexpr int kProbation = 0, kProtected = 1;

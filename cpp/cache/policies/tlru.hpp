@@ -36,6 +36,8 @@ class TlruPolicy final : public RankedPolicy<TlruState, std::pair<bool, std::uin
     return {nodes[node].end <= known.needed, known.last};
   }
 
+  std::uint32_t steady(NodeId) const override { return 1; }
+
  private:
   double spare_;
 };

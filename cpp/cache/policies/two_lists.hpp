@@ -82,14 +82,14 @@ class TwoListPolicy : public Policy {
     if (is_candidate) leaves_[list].emplace(place, node);
   }
 
-  // The node is chosen: it loses a block.
-  Victim take(NodeId node) {
+  // The node is chosen: it loses so many of its last blocks, or all it has.
+  Victim take(NodeId node, std::uint32_t wanted) {
+    const Victim victim = whole(node, wanted);
     Member& member = members_[node];
-    if (member.blocks > 0) {
-      --member.blocks;
-      --sizes_[member.list];
-    }
-    return {node};
+    const std::uint32_t counted = std::min(member.blocks, victim.num_blocks);
+    member.blocks -= counted;
+    sizes_[member.list] -= counted;
+    return victim;
   }
 
   // The fingerprint of the node's last block; false if that block is not full.
