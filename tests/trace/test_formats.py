@@ -217,6 +217,72 @@ def test_vllm_log(tmp_path: Path) -> None:
     assert second.timestamp == first.timestamp + 1
 
 
+def test_vllm_log_of_today(tmp_path: Path) -> None:
+    """As vLLM 0.32 writes it: the prompt in a line of its own, at DEBUG."""
+    path = tmp_path / "vllm.log"
+    path.write_text(
+        "(APIServer pid=7) DEBUG 03-01 10:00:01 [request_logger.py:55] Request cmpl-1-0 details: prompt: 'Hi there', "
+        "prompt_token_ids: [5, 6], prompt_embeds shape: None.\n"
+        "(APIServer pid=7) INFO 03-01 10:00:01 [request_logger.py:65] Received request cmpl-1-0: params: "
+        "SamplingParams(n=1), lora_request: None.\n"
+    )
+    (request,) = read(path)
+    assert (request.request_id, request.token_ids) == ("cmpl-1-0", [5, 6])
+    path.write_text(
+        "INFO 03-01 10:00:01 [x.py:1] Received request a: params: SamplingParams(n=1), lora_request: None.\n"
+    )
+    with pytest.raises(TraceError, match="--log-level DEBUG"):
+        read(path)
+
+
+SGLANG_EVENTS = [
+    {"event": "request.received.openai", "obj": BODY},
+    {"event": "request.received", "rid": "r1", "obj": {"rid": "r1", "text": None, "input_ids": [1, 2, 3]}},
+    {"event": "request.finished", "rid": "r1", "obj": {"rid": "r1", "text": "How", "input_ids": [1, 2, 3]}, "out": {}},
+    {"event": "request.received", "rid": "r2", "obj": {"rid": "r2", "text": "Hello", "input_ids": None}},
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "[2026-03-01 10:00:00] "])
+def test_sglang_json_log(prefix: str, tmp_path: Path) -> None:
+    """Each request once, though it is logged as received (twice, by the OpenAI route) and as finished."""
+    path = tmp_path / "sglang.log"
+    lines = [prefix + json.dumps({"timestamp": "2026-03-01T10:00:00.5", **event}) for event in SGLANG_EVENTS]
+    path.write_text("\n".join(lines))
+    first, second = read(path)
+    assert (first.request_id, first.token_ids, first.timestamp) == ("r1", [1, 2, 3], SECONDS + 0.5)
+    assert second.text == "Hello"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-03-01 10:00:00] Receive: obj=GenerateReqInput(rid='r', text='abc' ... 'xyz', input_ids=None)",
+        "[2026-03-01 10:00:00] Receive: obj=GenerateReqInput(rid='r', text=None, input_ids=[1, 2] ... [8, 9])",
+        json.dumps({
+            "timestamp": "2026-03-01T10:00:00", "event": "request.received", "rid": "r",
+            "obj": {"text": "a" * 1024 + "..." + "b" * 1024, "input_ids": None},
+        }),
+    ],
+)  # fmt: skip
+def test_prompts_that_sglang_cut_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    path.write_text(line + "\n")
+    with pytest.raises(TraceError, match="--log-requests-level 3"):
+        read(path)
+
+
+@pytest.mark.parametrize("key", ["observations", "data"])
+def test_all_calls_of_a_langfuse_trace_are_read(key: str, tmp_path: Path) -> None:
+    def call(number: int) -> dict[str, Any]:
+        return {"id": f"o{number}", "type": "GENERATION", "startTime": TIME, "input": MESSAGES, "model": "m"}
+
+    steps = [{"id": "s", "type": "SPAN", "input": {"prompt": "not a call"}}, *map(call, range(6))]
+    requests = read(write(tmp_path / "trace.json", {"id": "t", "sessionId": "conv", "userId": "u", key: steps}))
+    assert [request.request_id for request in requests] == [f"o{number}" for number in range(6)]
+    assert {(request.session, request.tenant, request.timestamp) for request in requests} == {("conv", "u", SECONDS)}
+
+
 def test_sglang_log(tmp_path: Path) -> None:
     path = tmp_path / "sglang.log"
     path.write_text(

@@ -22,6 +22,7 @@ from caudex.trace.request import Request
 
 MAX_DEPTH = 8
 MAX_TOKEN_ID = 1 << 31
+_LIST_KEYS = ("observations", "data")
 _TOKEN_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "tokens")
 _MESSAGE_KEYS = ("messages", "gen_ai.input.messages", "llm.input_messages", "contents", "input")
 _TEXT_KEYS = ("prompt", "inputs", "input", "text", "gen_ai.prompt", "query")
@@ -74,10 +75,26 @@ def parse_object(value: Any, line: int, field: str | None = None) -> list[Reques
         raise ValueError(f"a JSON {type(value).__name__}, not an object")
     if "resourceSpans" in value:
         return [request for span in _otlp_spans(value) for request in _parse_span(span, line)]
+    if (listed := _listed(value)) is not None:
+        return [request for path in listed for request in [_build(path, line)]]
     path = find_body(value)
     if path is None:
         raise ValueError(f"no messages, prompt, token ids or hash_ids in it (its keys: {_some_keys(value)})")
     return [_build(path, line)]
+
+
+def _listed(value: dict[str, Any]) -> list[list[dict[str, Any]]] | None:
+    """The way to each body in an export that lists calls inside one object (a Langfuse trace with its observations, a
+    page of an API); None for what is no such list. Steps that are no model calls are passed over."""
+    for key in _LIST_KEYS:
+        items = value.get(key)
+        if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
+            calls = [item for item in items if str(item.get("type", "GENERATION")).upper() == "GENERATION"]
+            paths = [path for item in calls if (path := find_body(item)) is not None]
+            if paths:
+                outer = {name: inner for name, inner in value.items() if name not in {key, "input", "output"}}
+                return [[outer, *path] for path in paths]
+    return None
 
 
 def _some_keys(value: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from caudex.trace.hashes import HashReader, is_hash_object, is_lengths_only, ref
 from caudex.trace.lines import MAX_LINE_BYTES, LogFile, Progress
 from caudex.trace.repeats import RepeatCounter
 from caudex.trace.request import Request
-from caudex.trace.serverlogs import parse_server_line
+from caudex.trace.serverlogs import is_sglang_event, parse_server_line, parse_sglang_event
 
 MAX_BAD_SHARE = 0.05
 MAX_DOCUMENT_BYTES = 2 << 30
@@ -31,7 +31,15 @@ _BINARY_MAGICS = {
     b"PK\x03\x04": "a zip archive",
 }
 
-_SERVER_LOG = re.compile(rb"Received request \S+: |Receive: obj=\w*ReqInput\(|Request \S+ details: ")
+_SERVER_LOG = re.compile(
+    rb'Received request \S+: |Receive: obj=\w*ReqInput\(|Request \S+ details: |\] \{"timestamp": .*"event": "request\.'
+)
+
+
+_NO_PROMPTS_HINT = {
+    "server log": ": vLLM logs prompts with --enable-log-requests at --log-level DEBUG, SGLang with --log-requests "
+    "--log-requests-level 3"
+}
 
 
 @dataclass(slots=True)
@@ -66,7 +74,9 @@ class ReadReport:
                 + "; ".join(f"line {line}: {reason}" for line, reason in self.bad_examples)
             )
         if final and self.requests == 0:
-            raise TraceError(f"{self.source} holds no request ({self.lines} lines read)")
+            raise TraceError(
+                f"{self.source} holds no request ({self.lines} lines read){_NO_PROMPTS_HINT.get(self.format, '')}"
+            )
 
 
 class LogReader:
@@ -174,6 +184,11 @@ class LogReader:
         try:
             if is_hash_object(value) and self._field is None:
                 yield from self._hash_reader.parse(value, number)
+            elif is_sglang_event(value):
+                if (request := parse_sglang_event(value, number)) is None:
+                    self.report.other_lines += 1
+                else:
+                    yield request
             elif is_lengths_only(value):
                 refuse_lengths_only(self.path, value)
             else:
