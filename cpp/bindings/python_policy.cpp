@@ -129,6 +129,13 @@ void bind_policy(nb::module_& m) {
       .def("is_leaf", [](const NodeView& self, NodeId id) { return self.at(id).is_leaf(); }, nb::arg("node"))
       .def("is_pinned", [](const NodeView& self, NodeId id) { return self.at(id).is_pinned(); }, nb::arg("node"))
       .def("parent", [](const NodeView& self, NodeId id) { return self.at(id).parent; }, nb::arg("node"))
+      .def("children",
+           [](const NodeView& self, NodeId id) {
+             nb::list children;
+             for (NodeId c = self.at(id).first_child; c != kNoNode; c = self.at(c).next_sibling) children.append(c);
+             return children;
+           },
+           nb::arg("node"), "Those that build on it, pinned or not, in no order.")
       .def("start", [](const NodeView& self, NodeId id) { return self.at(id).start; }, nb::arg("node"),
            "Tokens before it.")
       .def("end", [](const NodeView& self, NodeId id) { return self.at(id).end; }, nb::arg("node"),
@@ -141,6 +148,17 @@ void bind_policy(nb::module_& m) {
              return self.pool->fingerprint(node.blocks.back());
            },
            nb::arg("node"), "64 bits that name its last block and all before it; meaningful when the block is full.")
+      .def("fingerprints",
+           [](const NodeView& self, NodeId id) {
+             const Node& node = self.at(id);
+             const Position size = self.pool->block_size();
+             nb::list fingerprints;
+             for (std::uint32_t i = 0; i < node.end / size - node.start / size; ++i) {
+               fingerprints.append(self.pool->fingerprint(node.blocks[i]));
+             }
+             return fingerprints;
+           },
+           nb::arg("node"), "The same of each of its full blocks, from the root's side: to recall what was evicted.")
       .def_prop_ro("now", [](const NodeView& self) { return self.now == nullptr ? 0.0 : *self.now; },
                    "Seconds on the cache's clock.");
   nb::class_<Request>(m, "EndedRequest", "A request, as it looks to a policy when it ends.")
