@@ -86,26 +86,54 @@ def analyze(
         ValueError: an option's value is not possible; the message names it.
     """
     _check(block_size, replicas, prefill_rate)
-    compared = check_policies(policies) if policies else default_policies()
-    kv = None if model is None else kv_size(model, kv_dtype)
-    device = None if gpu is None else find_gpu(gpu)
+    options = _Options(
+        kv=None if model is None else kv_size(model, kv_dtype),
+        gpu=None if gpu is None else find_gpu(gpu),
+        capacities=capacities,
+        policies=check_policies(policies) if policies else default_policies(),
+        replicas=replicas,
+        prefill_rate=prefill_rate,
+        breakers=breakers,
+    )
     corpus = Corpus()
     opened = open_log(
         log, tokenizer=tokenizer, chat_template=chat_template, field=field, block_size=block_size, limit=limit,
         progress=progress, on_request=corpus.add if breakers else None,
     )  # fmt: skip
-    size, unit = _sizes(opened.info, block_size)
+    return _analyzed(opened, corpus, _sizes(opened.info, block_size), options, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is asked about a log, besides how it is read."""
+
+    kv: KvSize | None
+    gpu: Gpu | None
+    capacities: Sequence[int | str] | None
+    policies: Sequence[str]
+    replicas: int
+    prefill_rate: float | None
+    breakers: bool
+
+
+def _analyzed(opened: Log, corpus: Corpus, sizes: tuple[int, int], options: _Options, stage: Stage) -> Analysis:
+    """Reads the log, asks the caches, looks for breakers, decides: in this order, since each stands on those before.
+
+    `sizes` are the block size and the finest that the log can tell.
+    """
+    size, unit = sizes
+    kv, gpu = options.kv, options.gpu
     stage("reading")
     measured = _measure(opened, size)
     template = opened.template_description()
     stage("hit rate by capacity and policy")
-    cached = _cache_answers(measured, kv, device, capacities, compared, replicas)
+    cached = _cache_answers(measured, options)
     stage("breakers")
-    searched = search_breakers(opened, corpus, measured, size, unit, kv, stage) if breakers else NOT_SEARCHED
-    templates = _templates(opened, corpus, size) if breakers else []
+    looked = options.breakers
+    searched = search_breakers(opened, corpus, measured, size, unit, kv, stage) if looked else NOT_SEARCHED
+    templates = _templates(opened, corpus, size) if looked else []
     stage("decision")
-    repeated = repetition(measured, prefill_speed(kv, device, prefill_rate)[0])
-    sizes = block_size_rows(measured, unit)
+    block_sizes = block_size_rows(measured, unit)
     return Analysis(
         read=_read_summary(opened),
         kind=opened.info.kind,
@@ -116,12 +144,12 @@ def analyze(
         prompt_tokens=measured.prompt_tokens,
         output_tokens=None if measured.trace.output_lengths is None else int(measured.trace.output_lengths.sum()),
         seconds=_seconds(measured),
-        repetition=repeated,
+        repetition=repetition(measured, prefill_speed(kv, gpu, options.prefill_rate)[0]),
         groups=groups(measured),
         curve=cached.rows,
         lru_knots=plotted(cached.curve),
         capacities=cached.capacities,
-        block_sizes=sizes,
+        block_sizes=block_sizes,
         tiers=cached.tiers,
         routing=cached.routing,
         breakers=searched.breakers,
@@ -131,8 +159,8 @@ def analyze(
         prefixes=_shared_prefixes(measured, corpus, opened.encoder),
         reuse_over_time=_over_time(measured),
         kv=kv,
-        gpu=None if device is None else device.name,
-        decision=decide(_evidence(measured, cached, sizes, searched.mended, kv, device, prefill_rate)),
+        gpu=None if gpu is None else gpu.name,
+        decision=decide(_evidence(measured, cached, block_sizes, searched.mended, options)),
     )
 
 
@@ -148,25 +176,20 @@ class _CacheAnswers:
     routing: Table[RoutingRow] | None
 
 
-def _cache_answers(
-    measured: Measured,
-    kv: KvSize | None,
-    gpu: Gpu | None,
-    capacities: Sequence[int | str] | None,
-    policies: Sequence[str],
-    replicas: int,
-) -> _CacheAnswers:
+def _cache_answers(measured: Measured, options: _Options) -> _CacheAnswers:
     """Tiers and replicas are asked about at the GPU's own pool, where a model and a GPU are named, else at the knee."""
-    size = measured.trace.block_size
+    size, kv, gpu, replicas = measured.trace.block_size, options.kv, options.gpu, options.replicas
     curve = hit_curve(measured.trace)
-    wanted = [parse_capacity(str(value), size, kv) for value in capacities] if capacities else default_capacities(curve)
+    wanted = default_capacities(curve)
+    if options.capacities:
+        wanted = [parse_capacity(str(value), size, kv) for value in options.capacities]
     needed = capacity_rows(curve, kv)
     pool = pool_blocks_on(gpu, kv, size) if kv is not None and gpu is not None else None
     pool_or_knee = needed[0].capacity_blocks if pool is None else pool
     each = max(pool_or_knee // (replicas if pool is None else 1), 1)
     return _CacheAnswers(
         curve=curve,
-        rows=curve_rows(measured, curve, wanted, policies, kv),
+        rows=curve_rows(measured, curve, wanted, options.policies, kv),
         capacities=needed,
         pool_blocks=pool,
         tiers=tier_rows(measured, curve, pool_or_knee, kv),
@@ -179,9 +202,7 @@ def _evidence(
     cached: _CacheAnswers,
     block_sizes: Table[BlockSizeRow],
     mended: Mended | None,
-    kv: KvSize | None,
-    gpu: Gpu | None,
-    prefill_rate: float | None,
+    options: _Options,
 ) -> Evidence:
     return Evidence(
         hit_rate=measured.rate(measured.hit_tokens),
@@ -193,9 +214,9 @@ def _evidence(
         block_sizes=block_sizes,
         mended=mended,
         routing=cached.routing,
-        kv=kv,
-        gpu=gpu,
-        prefill_rate=prefill_rate,
+        kv=options.kv,
+        gpu=options.gpu,
+        prefill_rate=options.prefill_rate,
         pool_blocks=cached.pool_blocks,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{share:.1%}"
 
 
 def count_text(count: float) -> str:

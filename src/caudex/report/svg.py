@@ -9,8 +9,8 @@ from html import escape
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 720, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 42
+WIDTH, HEIGHT = 720, 312
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 54
 _COLUMN_KEYS = (("hit", "served"), ("new", "computed"))
 
 
@@ -121,8 +121,8 @@ def _x_axis(ticks: Sequence[float], place: Callable[[float], float], label: str,
     for tick in ticks:
         x = place(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-        parts.append(_text("tick", x, bottom + 17, "middle", text(tick)))
-    parts.append(_text("axis", (WIDTH + LEFT - RIGHT) / 2, HEIGHT - 6, "middle", label))
+        parts.append(_text("tick", x, bottom + 19, "middle", text(tick)))
+    parts.append(_text("axis", (WIDTH + LEFT - RIGHT) / 2, HEIGHT - 8, "middle", label))
     return "".join(parts)
 
 

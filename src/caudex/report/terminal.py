@@ -116,7 +116,8 @@ def _capacities(analysis: Analysis) -> RenderableType:
     step = max(1, -(-len(capacities) // SHOWN_CAPACITIES))
     shown = capacities[::-1][::step][::-1]
     rates = {(row.policy, row.capacity_blocks): row for row in analysis.curve}
-    table = Table(box=None, padding=(0, 2), title="Hit rate by capacity", title_justify="left", title_style="bold")
+    title = "Hit rate by capacity" + (", as the prompts are" if analysis.breakers else "")
+    table = Table(box=None, padding=(0, 2), title=title, title_justify="left", title_style="bold")
     table.add_column("blocks", justify="right")
     if analysis.kv is not None:
         table.add_column("KV", justify="right")
@@ -130,11 +131,15 @@ def _capacities(analysis: Analysis) -> RenderableType:
 
 
 def _facts(analysis: Analysis) -> Text:
-    needed = {row.label: row for row in analysis.capacities}
+    mended = analysis.mended if analysis.breakers else None
+    needed = {row.label: row for row in (analysis.capacities if mended is None else mended.capacities)}
     text = Text("Capacity  ", "bold")
-    text.append(f"knee {needed['knee'].capacity_blocks:,} blocks", "default")
-    for label in ("90%", "95%", "99%"):
-        text.append(f" · {label} of the ceiling {needed[label].capacity_blocks:,}", "default")
+    reached = ", ".join(f"{needed[label].capacity_blocks:,} {label}" for label in ("95%", "99%"))
+    text.append(
+        f"{'' if mended is None else 'with the prompts mended, '}{needed['90%'].capacity_blocks:,} blocks reach 90% of "
+        f"the ceiling, {reached} · knee at {needed['knee'].capacity_blocks:,}",
+        "default",
+    )
     text.append("\nBlocks    ", "bold")
     text.append(" · ".join(f"{row.block_size}: {percent(row.hit_rate)}" for row in analysis.block_sizes), "default")
     repeated = analysis.repetition
@@ -169,6 +174,6 @@ def _notes(analysis: Analysis) -> Text:
     read = analysis.read
     if read.bad_lines:
         shown = "; ".join(f"line {line}: {reason}" for line, reason in read.bad_examples)
-        notes.append(f"{read.bad_lines} bad lines skipped ({shown})")
-    notes += [f"{count} {message}" for message, count in read.warnings.items()]
+        notes.append(f"{read.bad_lines:,} bad line{'s' * (read.bad_lines > 1)} skipped ({shown})")
+    notes += [f"{count:,} {message}" for message, count in read.warnings.items()]
     return Text("\n".join(f"· {note}" for note in notes), "dim")

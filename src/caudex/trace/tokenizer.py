@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -117,7 +118,8 @@ class TiktokenTokenizer:
 
 
 def load_tokenizer(name: str, chat_template: str | Path | None = None) -> tuple[Tokenizer, TemplateRenderer | None]:
-    """A tokenizer and its chat template, from `bytes`, a tiktoken encoding, a folder, a tokenizer.json or a hub id.
+    """A tokenizer and its chat template, from `bytes`, a tiktoken encoding, a folder, a tokenizer.json, the name of a
+    model that `caudex serve` has converted, or a hub id.
 
     Raises:
         TraceError: there is no such tokenizer, or what reads it is not installed.
@@ -130,18 +132,28 @@ def load_tokenizer(name: str, chat_template: str | Path | None = None) -> tuple[
         file, folder = folder, folder.parent
     else:
         if not folder.is_dir():
-            folder = _from_hub(name)
+            folder = _converted(name) or _from_hub(name)
         file = folder / "tokenizer.json"
     if not file.exists():
         raise TraceError(
             f"{folder} has no tokenizer.json; transformers' save_pretrained of a fast tokenizer writes one"
         )
     try:
-        return HuggingFaceTokenizer(file, name), load_template(folder, chat_template)
+        return HuggingFaceTokenizer(file, Path(name).name or folder.name), load_template(folder, chat_template)
     except TraceError:
         raise
     except Exception as error:
         raise TraceError(f"{file} is no tokenizer: {error}") from None
+
+
+def _converted(name: str) -> Path | None:
+    """The newest copy of a model that `caudex serve` converted from GGUF, by the model's name or hub id."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    wanted = re.compile(rf"{re.escape(name.rsplit('/', 1)[-1])}(\..*)?-[0-9a-f]{{12}}", re.IGNORECASE)
+    found = [file.parent for file in Path(base, "caudex", "models").glob("*/tokenizer.json")]
+    return max(
+        (folder for folder in found if wanted.fullmatch(folder.name)), key=lambda f: f.stat().st_mtime, default=None
+    )
 
 
 def _from_hub(name: str) -> Path:
