@@ -36,7 +36,7 @@ QUESTIONS = 12
 CLIENTS = 6
 CROWD = 60
 """Clients at once in the overload; the gateway takes 8 requests a worker and lets 8 wait."""
-PATIENCE = 120.0
+PATIENCE = 300.0
 SYSTEM = "You are a terse assistant. " * 20
 BLOCK = "32"
 """Tokens a block: what vLLM's CPU backend needs, and equal for all, as exact routing needs it."""

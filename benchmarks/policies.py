@@ -132,16 +132,17 @@ def workloads(traces: list[Path], requests: int) -> Iterator[tuple[str, Workload
         whole = read_workload(path, limit=4 * requests)
         half = len(whole) // 2
         name = path.name.partition(".")[0]
-        yield f"{name}, first half", part(whole, slice(0, half))
-        yield f"{name}, second half", part(whole, slice(half, None))
+        yield f"{name}, first half", part(whole, 0, half)
+        yield f"{name}, second half", part(whole, half, len(whole))
 
 
-def part(workload: Workload, chosen: slice) -> Workload:
-    arrivals = workload.arrivals[chosen]
+def part(workload: Workload, first: int, end: int) -> Workload:
+    chosen, offsets = slice(first, end), workload.offsets[first : end + 1]
     return replace(
         workload,
-        paths=workload.paths[chosen],
-        arrivals=arrivals - arrivals[0],
+        ids=workload.ids[offsets[0] : offsets[-1]],
+        offsets=offsets - offsets[0],
+        arrivals=workload.arrivals[chosen] - workload.arrivals[first],
         input_lengths=workload.input_lengths[chosen],
         output_lengths=workload.output_lengths[chosen],
         sessions=workload.sessions[chosen],
@@ -154,8 +155,8 @@ def scenes(
     """A workload, replicas that together hold a third of its distinct blocks, and a rate."""
     cost = RooflineModel(find_model("Llama-3.1-8B"), find_gpu("H100"), 1)
     for name, workload in workloads(traces, requests):
-        distinct = len(np.unique(np.concatenate(workload.paths)))
-        longest = max(len(path) for path in workload.paths) + 2
+        distinct = len(np.unique(workload.ids))
+        longest = int(np.diff(workload.offsets).max()) + 2
         blocks = max(distinct // 3 // replicas, 2 * longest)
         limits = ReplicaLimits(num_blocks=blocks, block_size=workload.block_size)
         for load in LOADS:
