@@ -9,6 +9,7 @@ from caudex.analysis.curves import parse_capacity
 from caudex.sizing.gpus import GPUS, find_gpu
 from caudex.sizing.kv_pool import pool_blocks_on
 from caudex.sizing.kv_size import kv_size
+from caudex.sizing.models import KNOWN_MODELS
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,8 @@ def test_capacities_in_blocks_and_in_bytes() -> None:
         parse_capacity("2GiB", 16, None)
     with pytest.raises(ValueError, match="'lots'"):
         parse_capacity("lots", 16, kv)
+
+
+def test_every_row_names_the_page_it_is_from() -> None:
+    for source in (*(gpu.source for gpu in GPUS.values()), *(fields["source"] for fields in KNOWN_MODELS.values())):
+        assert source.startswith("https://")
