@@ -93,7 +93,7 @@ class HuggingFaceTokenizer:
 
 
 class TiktokenTokenizer:
-    """One of OpenAI's encodings, by its name."""
+    """One of OpenAI's encodings, or of an installed plug-in's, by its name."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -125,7 +125,7 @@ def load_tokenizer(name: str, chat_template: str | Path | None = None) -> tuple[
         TraceError: there is no such tokenizer, or what reads it is not installed.
     """
     folder = Path(name)
-    if name == "bytes" or name in TIKTOKEN_NAMES:
+    if name == "bytes" or name in TIKTOKEN_NAMES or _is_registered_with_tiktoken(name):
         tokenizer: Tokenizer = BytesTokenizer() if name == "bytes" else TiktokenTokenizer(name)
         return tokenizer, None if chat_template is None else load_template(Path("."), chat_template)
     if folder.is_file():
@@ -144,6 +144,17 @@ def load_tokenizer(name: str, chat_template: str | Path | None = None) -> tuple[
         raise
     except Exception as error:
         raise TraceError(f"{file} is no tokenizer: {error}") from None
+
+
+def _is_registered_with_tiktoken(name: str) -> bool:
+    """Whether this is an encoding of an installed `tiktoken_ext` plug-in."""
+    if not re.fullmatch(r"[\w.-]+", name) or Path(name).exists():
+        return False
+    try:
+        import tiktoken
+    except ImportError:
+        return False
+    return name in tiktoken.list_encoding_names()
 
 
 def _converted(name: str) -> Path | None:

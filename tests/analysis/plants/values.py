@@ -15,6 +15,9 @@ from tests.analysis.plants.plant import START, Body, Mutator, at_line, chosen_by
 _FIRST = ("Maria", "Jonas", "Aiko", "Priya", "Chen", "Fatima", "Liam", "Zoe", "Omar", "Ingrid", "Pablo", "Nkechi")
 _LAST = ("Schmidt", "Okafor", "Tanaka", "Rossi", "Nguyen", "Haddad", "Kowalski", "Silva", "Larsen", "Dubois")
 _WEATHER = ("sunny and dry", "light rain", "heavy snowfall", "patchy fog", "strong wind from the west", "overcast")
+_MOVED = 0.025
+"""A value of no known kind is moved behind what is shared, where it still takes a block or two of a short prompt."""
+
 _COMPANIES = ("Acme Corp", "Globex", "Initech", "Umbrella")
 _VIRTUES = ("kind", "quick", "calm", "clear", "brave", "exact", "frank", "patient")
 
@@ -170,9 +173,9 @@ VALUES = [
           at_line(lambda _, b: f"conversation: {uuid.uuid5(uuid.NAMESPACE_DNS, session_of(b))}", 0.3), "sessions"),
     plant("weather", "varying_value system_prompt_versions", _HEAD,
           at_line(lambda n, _: f"Weather now: {_rng(n).choice(_WEATHER)}, {_rng(n).randrange(-9, 35)} degrees.", 0),
-          ""),
+          "", _MOVED),
     plant("load_figures", "varying_value request_counter request_id", _SYSTEM,
-          at_line(lambda n, _: _load(_rng(n)), 0.3), ""),
+          at_line(lambda n, _: _load(_rng(n)), 0.3), "", _MOVED),
     plant("quote_of_the_request", "varying_value", _HEAD,
-          at_line(lambda n, _: "Motto: " + " ".join(_rng(n).sample(_VIRTUES, 5)), 0), ""),
+          at_line(lambda n, _: "Motto: " + " ".join(_rng(n).sample(_VIRTUES, 5)), 0), "", _MOVED),
 ]  # fmt: skip
