@@ -23,6 +23,9 @@ std::vector<Sequence*> states_of(PyCache& self, nb::list sequences) {
   std::vector<Sequence*> states;
   states.reserve(sequences.size());
   for (nb::handle item : sequences) {
+    if (!nb::isinstance<PySequence>(item)) {
+      throw nb::type_error(("a batch is a list of sequences, got " + std::string(nb::str(item.type()).c_str())).c_str());
+    }
     auto& sequence = nb::cast<PySequence&>(item);
     if (sequence.cache != self.shared) throw std::invalid_argument("a sequence belongs to another cache");
     states.push_back(sequence.state.get());

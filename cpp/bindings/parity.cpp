@@ -61,7 +61,7 @@ auto bind_sequence(nb::module_& m, const char* name, const char* doc) {
   using S = PeerSequence<Cache, Request>;
   return nb::class_<S>(m, name, doc)
       .def_prop_ro("num_tokens", [](S& self) { return self.running().tokens.size(); })
-      .def_prop_ro("num_cached_tokens", [](S& self) { return self.num_cached; })
+      .def_prop_ro("num_cached_tokens", [](S& self) { return self.running(), self.num_cached; })
       .def("allocate", [](S& self, std::int64_t n) { self.cache->allocate(self.running(), to_count(n)); }, "num_tokens"_a)
       .def("append",
            [](S& self, nb::object tokens) {
