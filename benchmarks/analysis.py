@@ -53,13 +53,13 @@ def measure(tool: str, log: str, command: list[str], result_of: object = None) -
     )  # type: ignore[operator]
 
 
-def caudex(log: Path, out: Path, *options: str) -> Run:
+def caudex(log: Path, out: Path, *options: str, tool: str = "caudex analyze") -> Run:
     def figures() -> str:
         report = json.loads(out.read_text())
         return f"hit rate {report['infinite_hit_rate']:.4f}, {len(report['breakers'])} breakers"
 
     command = [sys.executable, "-m", "caudex.cli", "analyze", str(log), "--json", str(out), *options]
-    return measure("caudex analyze", log.name, command, figures)
+    return measure(tool, log.name, command, figures)
 
 
 def peers(folder: Path | None, tau: Path, kvct: Path, tokenizer: str, out: Path) -> list[Run]:
@@ -101,6 +101,7 @@ def main() -> None:
             measure("caudex trace convert", tau.name, [*convert, "--tokenizer", options.tokenizer]),
             caudex(tokens, out),
             caudex(kvct, out),
+            caudex(kvct, out, "--policies", "lru,fifo", tool="caudex, lru and fifo"),
             *peers(options.peers, plain, hashes, options.tokenizer, out),
         ]
     print(f"{'tool':22} {'log':28} {'wall s':>8} {'CPU s':>8} {'MiB':>7}  result")
