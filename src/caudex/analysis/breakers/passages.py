@@ -23,6 +23,7 @@ SEARCHED_CHARS = 1 << 15
 """A plain prompt's passages are looked for up to here."""
 
 MIN_USES = 3
+SHOWN_PASSAGES = 6
 _LABEL = re.compile(
     r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
 )
@@ -93,7 +94,7 @@ def _reorder_candidate(
     char = next((k for k, (a, b) in enumerate(zip(texts[index], texts[other], strict=False)) if a != b), 0)
     kind = "few_shot_reordered" if site.role == "system" else "passages_reordered"
     what = "passages"
-    if share(_is_tool, set(ranks)) > 0.5:
+    if share(_is_tool, {passage for moved in _moved(index, other, texts, pattern, ranks) for passage in moved}) > 0.5:
         kind, what = "tools_reordered", "tools"
     return Candidate(
         kind=kind,
@@ -121,11 +122,17 @@ def _side_by_side(
     ranks: dict[str, int],
     requests: list[Request],
 ) -> tuple[Example, ...]:
-    """The passages of two texts, from the first in which they differ on."""
+    moved = zip((index, other), _moved(index, other, texts, pattern, ranks), strict=True)
+    return tuple(Example(requests[i].line, " / ".join(p.strip()[:40] for p in found)) for i, found in moved)
+
+
+def _moved(
+    index: int, other: int, texts: dict[int, str], pattern: re.Pattern[str], ranks: dict[str, int]
+) -> tuple[list[str], list[str]]:
+    """A few passages of two texts, from the first in which they differ on."""
     a, b = (_found(pattern, texts[i], ranks) for i in (index, other))
     start = next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), 0)
-    shown = ((index, a[start : start + 6]), (other, b[start : start + 6]))
-    return tuple(Example(requests[i].line, " / ".join(p.strip()[:40] for p in found)) for i, found in shown)
+    return a[start : start + SHOWN_PASSAGES], b[start : start + SHOWN_PASSAGES]
 
 
 def _found(pattern: re.Pattern[str], text: str, ranks: dict[str, int]) -> list[str]:
