@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caudex import _core
 from caudex.cache.block_trace import BlockTrace
 from caudex.cache.trace_builder import TraceBuilder
 
@@ -157,3 +158,13 @@ def test_an_id_behind_two_paths_is_two_blocks() -> None:
     trace = BlockTrace.from_paths([[1, 2, 3], [7, 2, 3], [1, 2, 3]], [3, 3, 3], 1)
     assert trace.num_distinct_blocks == 6
     assert trace.reuse_within([0, 0, 0]).tolist() == [0, 0, 2]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.lists(st.integers(0, 5) | st.integers(-(2**63), 2**63 - 1), max_size=12), max_size=25))
+def test_blocks_and_ids_of_a_hash_trace_are_counted_apart(paths: list[list[int]]) -> None:
+    counted = _core.DistinctIds()
+    for path in paths:
+        counted.add(np.array(path, dtype=np.int64), np.array([0, len(path)]))
+    assert counted.num_ids == len({block for path in paths for block in path})
+    assert counted.num_blocks == len({block for path in paths for block in prefixes("", path, 1)})
