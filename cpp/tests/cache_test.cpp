@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "cache/block_run.hpp"
 #include "cache/child_table.hpp"
 #include "cache/digests.hpp"
 #include "cache/ghost_runs.hpp"
@@ -54,6 +55,31 @@ void a_child_table_is_a_map() {
       twin.erase(found);
     }
     CHECK(table.size() == twin.size());
+  }
+}
+
+void a_block_run_is_a_vector() {
+  std::mt19937 random(4);
+  BlockRun run;
+  std::vector<BlockId> twin;
+  for (BlockId i = 0; i < 100'000; ++i) {
+    const std::uint32_t choice = random() % 8;
+    if (choice < 3) {
+      const BlockId blocks[] = {i, i + 1, i + 2};
+      run.append(blocks, choice + 1);
+      twin.insert(twin.end(), blocks, blocks + choice + 1);
+    } else if (choice < 7 && !twin.empty()) {
+      CHECK(run.pop_back() == twin.back());
+      twin.pop_back();
+    } else {
+      const std::size_t count = random() % (twin.size() + 1);
+      const BlockRun front = run.split_front(static_cast<std::uint32_t>(count));
+      CHECK(std::equal(front.begin(), front.end(), twin.begin(), twin.begin() + count));
+      twin.erase(twin.begin(), twin.begin() + count);
+      if (random() % 2 == 0) run = BlockRun(), twin.clear();
+    }
+    CHECK(std::equal(run.begin(), run.end(), twin.begin(), twin.end()));
+    CHECK((run.heap_bytes() > 0) == (twin.size() > 2));
   }
 }
 
@@ -288,6 +314,7 @@ void a_forged_snapshot_does_no_harm() {
 int main() {
   digests_are_the_published_ones();
   a_child_table_is_a_map();
+  a_block_run_is_a_vector();
   equal_labels_are_told_apart_by_the_caller();
   ghosts_remember_the_last_ones();
   ghost_runs_remember_the_last_blocks();
