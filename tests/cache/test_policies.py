@@ -78,6 +78,20 @@ def test_invariants_hold_whatever_is_asked(
     assert cache.num_free_blocks == cache.num_blocks
 
 
+@pytest.mark.parametrize("policy", ["lfu", "fifo", "priority"])
+def test_a_pin_is_no_use(policy: str) -> None:
+    """It keeps its blocks while it lasts, and then they rank as if it had never been."""
+    cache = PrefixCache(4, 1, policy=policy)
+    serve(cache, [3, 4], SessionHints(priority=-1.0))
+    serve(cache, [1, 2])
+    serve(cache, [1, 2])
+    for _ in range(3):
+        cache.pin([3, 4]).release()
+    serve(cache, [5, 6])
+    assert cache.match([1, 2, 9]).num_tokens == 2
+    assert cache.match([3, 4, 9]).num_tokens == 0
+
+
 def test_a_higher_priority_stays() -> None:
     cache = PrefixCache(4, 1, policy="priority")
     serve(cache, [1, 2], SessionHints(priority=1.0))
