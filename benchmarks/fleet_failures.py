@@ -180,6 +180,7 @@ class Clients:
         self.phases: dict[str, dict[str, Any]] = {}
         self.all: Counter[str] = Counter()
         self.reported_cached = 0
+        self.wrong: list[dict[str, Any]] = []
 
     async def during(self, name: str, count: int, events: Awaitable[dict[str, float]]) -> None:
         """Runs so many clients while something happens, and until each has its last answer."""
@@ -193,7 +194,10 @@ class Clients:
                 began = time.monotonic()
                 ending, text, usage = await ask(self.endpoint, question % QUESTIONS)
                 slowest = max(slowest, time.monotonic() - began)
-                verdicts[verdict(ending, text, self.right[question % QUESTIONS])] += 1
+                right = self.right[question % QUESTIONS]
+                verdicts[verdict(ending, text, right)] += 1
+                if verdict(ending, text, right) == "WRONG":
+                    self.wrong.append({"text": text, "right": sorted(right)})
                 self.reported_cached += usage.cached_tokens or 0
                 question += count
                 if ending.startswith("status"):
@@ -260,7 +264,12 @@ async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[st
     await clients.during("overloaded", CROWD, drama.nothing())
     await clients.during("the other killed", CLIENTS, drama.ended(last, signal.SIGKILL))
     await asyncio.sleep(2)
-    return {"phases": clients.phases, "total": dict(clients.all), **account(clients, gateway, access_log)}
+    return {
+        "phases": clients.phases,
+        "total": dict(clients.all),
+        "wrong": clients.wrong,
+        **account(clients, gateway, access_log),
+    }
 
 
 def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
