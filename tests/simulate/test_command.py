@@ -123,7 +123,9 @@ def test_a_fleet_that_dies_refuses_and_one_that_changes_later_does_not_matter(tm
     [figures] = simulated(tmp_path, path, "--replicas", "1", "--kill", "5:0", "--kill", "1e9:7")
     assert (figures["finished"], figures["refused"]) == (1, 1)
     assert figures["tpot"] is not None
-    [figures] = simulated(tmp_path, path, "--replicas", "1", "--kill", "0:0")
+    page = tmp_path / "page.html"
+    [figures] = simulated(tmp_path, path, "--replicas", "1", "--kill", "0:0", "--html", str(page))
+    assert "No request was finished" in page.read_text()
     assert (figures["finished"], figures["refused"], figures["hit_rate"]) == (0, 2, None)
 
 

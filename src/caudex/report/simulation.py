@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -40,26 +40,33 @@ def _headline(results: Sequence[SimulationResult]) -> str:
 
 
 def _table(results: Sequence[SimulationResult], slo: Slo) -> str:
-    head = ("policy", "hit rate", "busiest / mean", "TTFT p50", "p90", "p99", "TPOT p50", "p99", "in SLO", "good req/s")
+    times = ("TTFT p50, s", "p90", "p99", "TPOT p50, ms", "p99")
+    head = ("hit rate", "busiest / mean", *times, "in SLO", "good req/s", "retried", "refused")
     rows = []
     for result in results:
         row = result.summary(slo)
         cells = [
-            escape(result.policy),
-            percent(row["hit_rate"]),
-            f"{row['imbalance']:.2f}",
-            *(f"{row['ttft'][name]:,.2f} s" for name in ("p50", "p90", "p99")),
-            *(f"{row['tpot'][name] * 1e3:,.1f} ms" for name in ("p50", "p99")),
-            percent(row["slo_share"]),
-            f"{row['goodput_requests_per_second']:,.2f}",
+            _text(row["hit_rate"], percent),
+            _text(row["imbalance"], "{:.2f}".format),
+            *(_text(row["ttft"][name], "{:,.2f}".format) for name in ("p50", "p90", "p99")),
+            *(_text(row["tpot"][name], lambda seconds: f"{seconds * 1e3:,.1f}") for name in ("p50", "p99")),
+            _text(row["slo_share"], percent),
+            _text(row["goodput_requests_per_second"], "{:,.2f}".format),
+            f"{row['retried']:,}",
+            f"{row['refused']:,}",
         ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    heads = "".join(f"<th>{name}</th>" for name in head)
+        numbers = "".join(f"<td class=n>{cell}</td>" for cell in cells)
+        rows.append(f"<tr><td>{escape(result.policy)}</td>{numbers}</tr>")
+    heads = "".join(f"<th class=n>{name}</th>" for name in head)
     note = f"SLO: first token within {slo.ttft:g} s, {slo.tpot * 1e3:g} ms between tokens."
     return (
-        f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-        f"</div><p>{note}</p></section>"
+        f'<section><div class="scroll"><table><thead><tr><th>policy</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div><p>{note}</p></section>"
     )
+
+
+def _text(value: float | None, form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
 
 
 def _ttft(results: Sequence[SimulationResult], slo: Slo) -> str:
@@ -98,9 +105,12 @@ def _distribution(values: NDArray[np.float64]) -> list[Point]:
 
 
 def _hit_rate_over_time(result: SimulationResult) -> list[Point]:
+    """Of the requests that arrived in each of some windows, at the window's beginning."""
+    if not len(result.arrivals):
+        return []
     edges = np.linspace(0.0, float(result.arrivals[-1]) or 1.0, _NUM_WINDOWS + 1)
     window = np.clip(np.searchsorted(edges, result.arrivals, side="right") - 1, 0, _NUM_WINDOWS - 1)
-    cached = np.bincount(window, weights=result.cached_tokens, minlength=_NUM_WINDOWS)
-    prompt = np.bincount(window, weights=result.input_lengths, minlength=_NUM_WINDOWS)
-    middles = (edges[1:] + edges[:-1]) / 2
-    return [(float(middles[i]), float(cached[i] / prompt[i])) for i in range(_NUM_WINDOWS) if prompt[i] > 0]
+    served = ~np.isnan(result.first_tokens)
+    cached = np.bincount(window[served], weights=result.cached_tokens[served], minlength=_NUM_WINDOWS)
+    prompt = np.bincount(window[served], weights=result.input_lengths[served], minlength=_NUM_WINDOWS)
+    return [(float(edges[i]), float(cached[i] / prompt[i])) for i in range(_NUM_WINDOWS) if prompt[i] > 0]
