@@ -40,7 +40,10 @@ class FittedModel(msgspec.Struct, frozen=True):
         return self.seconds_per_request + self.seconds_per_prompt_token * num_tokens
 
     def prefill_rate(self) -> float:
-        return 1.0 / self.seconds_per_prefill_token
+        """Of a prompt of 1,024 tokens, by all that grows with its length."""
+        tokens = 1_024
+        linear = self.seconds_per_prefill_token + self.seconds_per_prompt_token
+        return 1.0 / (linear + self.seconds_per_prefill_pair * (tokens + 1) / 2)
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +93,14 @@ def fit_model(measurements: Sequence[Measurement]) -> Fit:
         weights = _non_negative_least_squares(design, trust)
         errors = np.abs(design @ weights - 1.0)
         trust = np.sqrt(np.minimum(1.0, _ORDINARY_ERROR / np.maximum(errors, 1e-12)))
-    if weights[1] <= 0:
+    model = FittedModel(*(weights / scale).tolist())
+    if not _grows_with_the_prompt(model):
         raise ValueError("the measurements show no cost of prefill; measure prompts of several lengths")
-    return Fit(FittedModel(*(weights / scale).tolist()), float(np.median(errors)), float(errors.max()))
+    return Fit(model, float(np.median(errors)), float(errors.max()))
+
+
+def _grows_with_the_prompt(model: FittedModel) -> bool:
+    return model.seconds_per_prefill_token + model.seconds_per_prefill_pair + model.seconds_per_prompt_token > 0
 
 
 def _non_negative_least_squares(design: NDArray[np.float64], trust: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,6 +146,6 @@ def read_cost_model(content: bytes) -> CostModelFile:
     if file.version != 1:
         raise ValueError(f"the cost model has version {file.version}; this Caudex reads version 1")
     coefficients = msgspec.structs.astuple(file.model)
-    if not all(np.isfinite(c) and c >= 0 for c in coefficients) or file.model.seconds_per_prefill_token <= 0:
+    if not all(np.isfinite(c) and c >= 0 for c in coefficients) or not _grows_with_the_prompt(file.model):
         raise ValueError("the coefficients of a cost model are numbers of seconds, not below 0, above 0 for prefill")
     return file
