@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from caudex.bench.client import Endpoint, first_model, get
+from caudex.bench.fit import measure_server
 from caudex.bench.local import LocalServer, caudex_command, free_port, running
 from caudex.bench.steps import ServerLimits, StepMeter, server_limits
 from caudex.cli import main
-from caudex.simulate import read_cost_model
 
 OPTIONS = ["--block-size", "16", "--num-blocks", "200", "--num-threads", "1"]
 LIMITS = ["--max-num-batched-tokens", "256", "--max-num-seqs", "8"]
@@ -30,7 +30,7 @@ def server(long_model_directory: Path) -> Iterator[LocalServer]:
 def test_what_is_measured_says_what_was_computed(server: LocalServer) -> None:
     async def measured() -> StepMeter:
         endpoint = Endpoint(server.url, await first_model(Endpoint(server.url, "")))
-        meter = StepMeter(endpoint, chunk_tokens=256, budget=8.0)
+        meter = StepMeter(endpoint, chunk_tokens=256, budget=4.0)
         await meter.run()
         return meter
 
@@ -61,17 +61,17 @@ def test_limits_of_other_servers_are_read_as_far_as_told(metrics: str, limits: S
     assert server_limits(metrics) == limits
 
 
-def test_the_command_fits_keeps_and_uses_a_cost_model(server: LocalServer, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+def test_a_server_is_fitted_and_the_command_takes_the_cost_model(server: LocalServer, tmp_path: Path) -> None:
+    fitted, fit = asyncio.run(measure_server(Endpoint(server.url, ""), None, lambda share: None, budget=4.0))
+    assert (fitted.capacity_tokens, fitted.max_num_seqs, fitted.max_num_batched_tokens) == (3_200, 8, 256)
+    assert 0 <= fit.median_error <= fit.worst_error
+    kept, trace, report = (tmp_path / name for name in ("fit.json", "trace.jsonl", "report.json"))
+    kept.write_bytes(fitted.encode())
     rows = [{"timestamp": i * 1_000, "hash_ids": [0, i], "input_length": 32, "block_size": 16} for i in range(1, 9)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kept, report = tmp_path / "fit.json", tmp_path / "report.json"
     command = ["simulate", str(trace), "--policy", "cost", "--replicas", "2", "--json", str(report)]
-    result = CliRunner().invoke(main, [*command, "--fit", server.url, "--save-fit", str(kept)])
+    result = CliRunner().invoke(main, [*command, "--fit", str(kept)])
     assert result.exit_code == 0, result.output
-    assert "in the median" in result.output
-    measured = json.loads(report.read_text())
-    assert measured["capacity_tokens"] == 3_200
-    assert read_cost_model(kept.read_bytes()).max_num_seqs == 8
-    assert CliRunner().invoke(main, [*command, "--fit", str(kept)]).exit_code == 0
-    assert json.loads(report.read_text()) == measured
+    figures = json.loads(report.read_text())
+    assert figures["capacity_tokens"] == 3_200
+    assert figures["policies"][0]["finished"] == 8

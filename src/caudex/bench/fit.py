@@ -14,9 +14,9 @@ DEFAULT_CHUNK_TOKENS = 8_192
 
 
 async def measure_server(
-    endpoint: Endpoint, chunk_tokens: int | None, on_progress: Callable[[float], None]
+    endpoint: Endpoint, chunk_tokens: int | None, on_progress: Callable[[float], None], *, budget: float = 45.0
 ) -> tuple[CostModelFile, Fit]:
-    """Measures the first model of a server that is otherwise idle; see `StepMeter`.
+    """Measures the first model of a server that is otherwise idle, for about `budget` seconds; see `StepMeter`.
 
     Raises:
         ServerError, OSError: the server cannot be reached, or answers with an error.
@@ -25,7 +25,7 @@ async def measure_server(
     endpoint = dataclasses.replace(endpoint, model=endpoint.model or await first_model(endpoint))
     limits = await _limits(endpoint)
     chunk = chunk_tokens or limits.max_num_batched_tokens or DEFAULT_CHUNK_TOKENS
-    measurements = await StepMeter(endpoint, chunk, on_progress=on_progress).run()
+    measurements = await StepMeter(endpoint, chunk, budget, on_progress).run()
     fit = fit_model(measurements)
     return CostModelFile(model=fit.model, measurements=measurements, **dataclasses.asdict(limits)), fit
 
