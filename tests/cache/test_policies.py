@@ -101,6 +101,15 @@ def test_a_higher_priority_stays() -> None:
     assert cache.match([3, 4, 9]).num_tokens == 0
 
 
+def test_the_highest_priority_of_all_who_used_it_counts() -> None:
+    cache = PrefixCache(4, 1, policy="priority")
+    serve(cache, [1, 2], SessionHints(priority=1.0))
+    serve(cache, [1, 2])
+    serve(cache, [3, 4])
+    serve(cache, [5, 6])
+    assert cache.match([1, 2, 9]).num_tokens == 2
+
+
 def test_what_will_be_asked_for_after_a_tool_call_stays() -> None:
     cache = PrefixCache(4, 1, policy="ttl", manual_clock=True)
     serve(cache, [1, 2], SessionHints(expected_return=30.0))
