@@ -258,17 +258,31 @@ def test_preemption_loses_no_more_than_the_tail() -> None:
     assert engine.scheduler.num_queried_tokens == 27, "look-ups of resumed requests are not counted"
 
 
-def test_samples_branch_off_where_their_prompt_ends() -> None:
+@pytest.mark.parametrize("token_budget", [16, 64], ids=["in chunks", "in one step"])
+@pytest.mark.parametrize("length", [41, 42, 44])
+def test_samples_branch_off_where_their_prompt_ends(token_budget: int, length: int) -> None:
     """One computes the prompt; the others take no token of any step until they have one to go on from."""
-    engine = make_engine(100, max_num_seqs=8, token_budget=16)
-    prompt = random_tokens(1, 42)
+    engine = make_engine(100, max_num_seqs=8, token_budget=token_budget)
+    prompt = random_tokens(1, length)
     leader = make_state(0, prompt, 3)
     states = submit_all(engine, [leader, *(make_state(i, prompt, 3, leader=leader) for i in range(1, 6))])
     run_to_end(engine)
     assert_all_right(engine, states)
     assert engine.num_forks == 5
-    assert engine.num_computed_tokens == 42 + 6 * 2
-    assert engine.scheduler.num_queried_tokens == 42, "what branches off is not looked up"
+    assert engine.num_computed_tokens == length + 6 * 2
+    assert engine.scheduler.num_queried_tokens == length, "what branches off is not looked up"
+
+
+def test_the_least_urgent_gives_way_first() -> None:
+    engine = make_engine(14, max_num_seqs=3, token_budget=64)
+    states = [make_state(i, random_tokens(i, 9), 30, priority=int(i == 0)) for i in range(3)]
+    submit_all(engine, states[:1])
+    engine.step()
+    submit_all(engine, states[1:])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert states[0].num_preemptions > 0, "the oldest, but the least urgent"
+    assert states[1].num_preemptions == 0
 
 
 def test_samples_that_find_no_room_are_served_later() -> None:

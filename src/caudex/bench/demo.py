@@ -1,4 +1,4 @@
-"""Two scenes on a server of our own, with the cache off and on: what prefix caching brings on this machine."""
+"""Scenes on a server of our own, with the cache off and on: what prefix caching brings on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def demo_plan() -> Plan:
     return Plan([SCENES[name] for name in DEMO_SCENES], SCALE, cold_runs=False)
 
 
-async def play_demo(
-    options: Sequence[str], on_start: Callable[[bool], None], on_record: Callable[[str, Record], None]
+async def play_without_and_with_cache(
+    plan: Plan,
+    options: Sequence[str],
+    on_start: Callable[[bool], None],
+    on_record: Callable[[str, Record], None],
 ) -> list[tuple[Summary, Summary]]:
     """Start `caudex serve` with `options`, cache off and then on, and play the same prompts to each.
 
@@ -38,5 +41,5 @@ async def play_demo(
         port = free_port()
         with running(caudex_command([switch, *options], port), port) as server:
             endpoint = Endpoint(server.url, await first_model(Endpoint(server.url, "")))
-            with_and_without.append(await play(endpoint, demo_plan(), on_record))
+            with_and_without.append(await play(endpoint, plan, on_record))
     return list(zip(*with_and_without, strict=True))

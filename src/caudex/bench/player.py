@@ -13,7 +13,11 @@ from caudex.bench.corpus import Writer
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the scenes are. Lengths in tokens, aimed at; counts exact."""
+    """How large the scenes are. Lengths in tokens, aimed at; counts exact.
+
+    `example_tokens` is the shared prefix of the PagedAttention paper's five-shot translation prompts (Kwon et al.,
+    2023, section 6.4); its one-shot prompts share 80.
+    """
 
     concurrency: int = 8
     questions: int = 32
@@ -22,6 +26,7 @@ class Scale:
     sessions: int = 8
     turns: int = 4
     system_tokens: int = 300
+    example_tokens: int = 341
     samples: int = 8
     streams: int = 8
     answer_tokens: int = 32

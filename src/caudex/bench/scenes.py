@@ -71,7 +71,7 @@ async def play_round_robin(player: Player) -> None:
 
 async def play_few_shot(player: Player) -> None:
     scale = player.scale
-    examples = player.writer.examples(FEW_SHOT_TOKENS)
+    examples = player.writer.examples(scale.example_tokens)
     prompts = [f"{examples}\n\nMessage: {player.writer.user_turn()}\nTopic:" for _ in range(scale.questions)]
     await player.together(player.complete(prompt, 8, first=number == 0) for number, prompt in enumerate(prompts))
 
@@ -122,8 +122,6 @@ REPEATS = 3
 QUESTIONS_A_DOCUMENT = 6
 ARRIVAL_SECONDS = 0.002
 """Between two arrivals of a round robin: enough to keep their order, too little to let the queue run dry."""
-FEW_SHOT_TOKENS = 341
-"""The shared prefix of the PagedAttention paper's five-shot translation prompts (Kwon et al., 2023, section 6.4)."""
 TREE_BRANCHES, TREE_DEPTH = 2, 4
 TOOL_RESULT_TOKENS = 200
 

@@ -53,6 +53,7 @@ EPILOG = "\\b\nScenes:\n" + "".join(f"  {scene.name:14} {scene.summary}\n" for s
 @size("--sessions", type=click.IntRange(1), default=SCALE.sessions, help="Conversations at a time.")
 @size("--turns", type=click.IntRange(1), default=SCALE.turns, help="Of each conversation.")
 @size("--system-tokens", type=click.IntRange(1), default=SCALE.system_tokens, help="Of the shared system prompt.")
+@size("--example-tokens", type=click.IntRange(1), default=SCALE.example_tokens, help="Of the few-shot scene.")
 @size("--answer-tokens", type=click.IntRange(1), default=SCALE.answer_tokens)
 @size("--samples", type=click.IntRange(1), default=SCALE.samples, help="Of each prompt in the samples scene.")
 @size("--streams", type=click.IntRange(1), default=SCALE.streams, help="Answers at a time in the decode scene.")

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from caudex.bench.client import Record, ServerError
-from caudex.bench.demo import demo_plan, play_demo
+from caudex.bench.demo import demo_plan, play_without_and_with_cache
 from caudex.bench.summary import Summary
 from caudex.bench.tables import Row, show
 from caudex.cli.progress import CountBar
@@ -29,7 +29,7 @@ def command(ctx: click.Context) -> None:
             bar.advance(scene, record.error)
 
         try:
-            pairs = asyncio.run(play_demo(ctx.args, on_start, on_record))
+            pairs = asyncio.run(play_without_and_with_cache(demo_plan(), ctx.args, on_start, on_record))
         except (ServerError, RuntimeError, OSError) as exc:
             raise click.ClickException(str(exc)) from exc
     show("The same prompts, without and with the prefix cache", "cache", rows(pairs))
