@@ -44,26 +44,35 @@ void multiply(PackedProduct& product, const PackedMatrix& matrix, const float* b
               });
 }
 
+// A matrix of `weights`, whose element (column, row) is `column * column_stride + row * depth_stride` elements in,
+// encoded where that makes `product` quicker.
+PackedMatrix pack(const PackedProduct& product, Arena& arena, DType dtype, int num_columns, int depth,
+                  const char* weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride) {
+  const bool encodes = product.encodes(dtype);
+  Arena plain;
+  PackedMatrix matrix(num_columns, depth, dtype, encodes ? plain : arena);
+  const auto size = static_cast<std::ptrdiff_t>(kernels::element_size(dtype));
+  for (int column = 0; column < num_columns; ++column) {
+    matrix.set_column(column, weights + column * column_stride * size, depth_stride);
+  }
+  if (encodes) matrix.encode(arena);
+  return matrix;
+}
+
 void bind_products(nb::module_& m) {
   nb::class_<Arena>(m, "Arena").def(nb::init<>());
 
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def(
           "__init__",
-          [](PackedMatrix* self, int num_columns, int depth, const std::string& dtype, Arena& arena) {
-            new (self) PackedMatrix(num_columns, depth, dtype_named(dtype), arena);
+          [](PackedMatrix* self, const PackedProduct& product, Arena& arena, const std::string& dtype, int num_columns,
+             int depth, Address weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride) {
+            new (self) PackedMatrix(pack(product, arena, dtype_named(dtype), num_columns, depth,
+                                         pointer<const char>(weights), column_stride, depth_stride));
           },
-          "num_columns"_a, "depth"_a, "dtype"_a, "arena"_a, nb::keep_alive<1, 5>())
-      .def_prop_ro("num_bytes", &PackedMatrix::num_bytes)
-      .def(
-          "set_columns",
-          [](PackedMatrix& matrix, Address weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride) {
-            const auto size = static_cast<std::ptrdiff_t>(kernels::element_size(matrix.dtype()));
-            for (int column = 0; column < matrix.num_columns(); ++column) {
-              matrix.set_column(column, pointer<const char>(weights) + column * column_stride * size, depth_stride);
-            }
-          },
-          "weights"_a, "column_stride"_a, "depth_stride"_a, nb::call_guard<nb::gil_scoped_release>());
+          "product"_a, "arena"_a, "dtype"_a, "num_columns"_a, "depth"_a, "weights"_a, "column_stride"_a,
+          "depth_stride"_a, nb::keep_alive<1, 3>())
+      .def_prop_ro("num_bytes", &PackedMatrix::num_bytes);
 
   nb::class_<PackedProduct>(m, "PackedProduct")
       .def(
@@ -107,6 +116,7 @@ void bind_llama(nb::module_& m) {
             model.set_linear(role, layer, pointer<const char>(weight), pointer<const float>(bias));
           },
           "role"_a, "layer"_a, "weight"_a, "bias"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("encode", &LlamaModel::encode, "layer"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "set_norm",
           [](LlamaModel& model, const std::string& role, int layer, Address weight) {

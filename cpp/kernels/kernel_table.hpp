@@ -47,6 +47,28 @@ struct PanelProduct {
   float* sums;  // [rows][32]
 };
 
+// bfloat16 weights in 12 bits, without loss. The upper byte of a weight (its sign and all but the last bit of its
+// exponent) is one of 16 in nearly all of a trained matrix, so 4 bits name it; the few other weights are kept beside
+// (`WeightPatch`) and put in their places. A pair of steps takes 192 bytes instead of 256:
+//
+//   64 lower bytes of the first step | 64 of the second | 32 pairs of codes of the first | 32 of the second
+//
+// A pair of codes is a byte: that of weight i of a step's first 32 in its lower half, of its last 32 in the upper.
+constexpr int kCodedPairBytes = 6 * kPanelColumns;
+constexpr int kUpperBytes = 16;
+
+struct WeightPatch {
+  std::uint32_t place;  // step * 64 + weight, in the order of the plain panel
+  bf16 weight;
+};
+
+struct CodedPanel {
+  const char* data;
+  const char* upper_bytes;  // [16] by code
+  const WeightPatch* patches;  // in ascending order of place
+  int num_patches;
+};
+
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same
 // sequence of operations wherever it stands in a batch, a row or a vector; that is what makes results independent of
 // batching, chunking and caching, to the bit.
@@ -65,6 +87,11 @@ struct KernelTable {
   // The same for the panel and the one after it: sums[p][r][c]. Quicker with many rows.
   void (*multiply_two_panels_f32)(const PanelProduct& product);
   void (*multiply_two_panels_bf16)(const PanelProduct& product);
+
+  // The product of `multiply_panel_bf16`, to the bit, with a coded panel in the place of `product.panel`; `plain` is room
+  // for it decoded. Null, like `decode_panel`, where decoding would take longer than reading 16 bits a weight.
+  void (*multiply_coded_panel)(const PanelProduct& product, const CodedPanel& panel, char* plain);
+  void (*decode_panel)(char* target, const CodedPanel& panel, int steps);
 
   // What becomes of a panel's sums, [rows][32]. `bias` (32, or null) is added first. `stride`: elements from one
   // row of the target to the next; `columns` of the 32 are stored.

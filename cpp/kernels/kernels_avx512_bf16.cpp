@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 
+#define CAUDEX_DECODES_WEIGHTS 1
+
 #include "kernels/simd/avx512_bf16.hpp"
 
 #include "kernels/impl/table.hpp"

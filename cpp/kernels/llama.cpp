@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace caudex::kernels {
 namespace {
@@ -46,7 +47,7 @@ LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& thread
       kernels_(kernels),
       product_(kernels, threads),
       attention_(pool, kernels, threads),
-      head_(shape.vocab_size, shape.hidden_size, shape.dtype, arena_) {
+      head_(shape.vocab_size, shape.hidden_size, shape.dtype, *plain_head_) {
   const KvLayout& layout = pool.layout();
   if (layout.num_layers != shape.num_layers || layout.num_kv_heads != shape.num_kv_heads ||
       layout.head_dim != shape.head_dim || layout.dtype != shape.dtype) {
@@ -62,11 +63,27 @@ LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& thread
 LlamaModel::Layer LlamaModel::make_layer() {
   const LlamaShape& s = shape_;
   const int heads = s.num_query_heads + 2 * s.num_kv_heads;
-  return {PackedMatrix(heads * s.head_dim, s.hidden_size, s.dtype, arena_),
-          PackedMatrix(s.hidden_size, s.num_query_heads * s.head_dim, s.dtype, arena_),
-          PackedMatrix(round_up(s.intermediate_size, kGateColumns) * 2, s.hidden_size, s.dtype, arena_),
-          PackedMatrix(s.hidden_size, s.intermediate_size, s.dtype, arena_),
+  auto plain = std::make_unique<Arena>();
+  Arena& arena = *plain;
+  return {std::move(plain),
+          PackedMatrix(heads * s.head_dim, s.hidden_size, s.dtype, arena),
+          PackedMatrix(s.hidden_size, s.num_query_heads * s.head_dim, s.dtype, arena),
+          PackedMatrix(round_up(s.intermediate_size, kGateColumns) * 2, s.hidden_size, s.dtype, arena),
+          PackedMatrix(s.hidden_size, s.intermediate_size, s.dtype, arena),
           {}, {}, {}, {}, {}, {}, {}, {}};
+}
+
+void LlamaModel::encode(int layer) {
+  if (layer < -1 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
+  if (!product_.encodes(shape_.dtype)) return;
+  if (layer < 0) {
+    head_.encode(arena_);
+    plain_head_.reset();
+    return;
+  }
+  Layer& at = layers_[layer];
+  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->encode(arena_);
+  at.plain.reset();
 }
 
 void LlamaModel::set_linear(const std::string& role, int layer, const char* weight, const float* bias) {

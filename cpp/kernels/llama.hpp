@@ -37,6 +37,10 @@ class LlamaModel {
   // Throws std::invalid_argument for another role.
   void set_linear(const std::string& role, int layer, const char* weight, const float* bias);
 
+  // Encode what has been set of a layer, or of what belongs to none (-1: the head), in 12 bits a weight where that makes
+  // products quicker. To be called once, when all its weights are set. Throws std::invalid_argument for another layer.
+  void encode(int layer);
+
   // Take a norm's weight, float32. Roles: "attention", "mlp", "query", "key"; "final" belongs to no layer.
   void set_norm(const std::string& role, int layer, const float* weight);
 
@@ -57,6 +61,7 @@ class LlamaModel {
 
  private:
   struct Layer {
+    std::unique_ptr<Arena> plain;  // where the weights are until they are encoded
     PackedMatrix qkv, output, gate_up, down;
     std::vector<float> qkv_bias, output_bias, gate_up_bias, down_bias;      // padded to whole panels; empty: none
     std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;  // padded to 16
@@ -90,6 +95,7 @@ class LlamaModel {
   PackedProduct product_;
   PagedAttention attention_;
   Arena arena_;
+  std::unique_ptr<Arena> plain_head_ = std::make_unique<Arena>();
   std::vector<Layer> layers_;
   PackedMatrix head_;
   std::vector<float> head_bias_;

@@ -1,10 +1,35 @@
 #include "kernels/packed_matrix.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
 namespace caudex::kernels {
+namespace {
+
+constexpr int kStepWeights = 2 * kPanelColumns;  // of bfloat16
+
+// A panel with more than one patch in so many weights is quicker read as it is.
+constexpr int kWeightsAPatch = 64;
+
+bf16 weight_at(const char* plain, std::size_t index) {
+  bf16 weight;
+  std::memcpy(&weight, plain + index * sizeof(bf16), sizeof(bf16));
+  return weight;
+}
+
+// Where the parts of a step's weight `index` are in a coded panel.
+std::size_t lower_place(std::size_t step, std::size_t index) {
+  return step / 2 * kCodedPairBytes + step % 2 * kStepWeights + index;
+}
+std::size_t code_place(std::size_t step, std::size_t index) {
+  return step / 2 * kCodedPairBytes + 2 * kStepWeights + step % 2 * kPanelColumns + index % kPanelColumns;
+}
+int code_shift(std::size_t index) { return index < kPanelColumns ? 0 : 4; }
+
+}  // namespace
 
 PackedMatrix::PackedMatrix(int num_columns, int depth, DType dtype, Arena& arena)
     : num_columns_(num_columns), depth_(depth), dtype_(dtype) {
@@ -14,32 +39,105 @@ PackedMatrix::PackedMatrix(int num_columns, int depth, DType dtype, Arena& arena
                                 std::to_string(depth) + "; expected 1 to " + std::to_string(kMost) + " each");
   }
   num_steps_ = (depth + depth_per_step(dtype) - 1) / depth_per_step(dtype);
-  data_ = arena.allocate(num_bytes());
+  num_bytes_ = panel_bytes() * num_panels();
+  char* data = arena.allocate(num_bytes_);
+  for (int panel = 0; panel < num_panels(); ++panel) panels_.push_back({data + panel * panel_bytes()});
 }
 
 std::size_t PackedMatrix::offset(int column, int row) const {
   const int per_step = depth_per_step(dtype_);
-  const std::size_t in_panel =
-      static_cast<std::size_t>(row / per_step) * kPanelColumns * 4 + column % kPanelColumns * 4;
-  return column / kPanelColumns * panel_bytes() + in_panel + row % per_step * element_size(dtype_);
+  return static_cast<std::size_t>(row / per_step) * kPanelColumns * 4 + column % kPanelColumns * 4 +
+         row % per_step * element_size(dtype_);
 }
 
 void PackedMatrix::set_column(int column, const char* weights, std::ptrdiff_t stride) {
   const std::size_t size = element_size(dtype_);
+  char* panel = panels_[column / kPanelColumns].data;
   for (int row = 0; row < depth_; ++row) {
-    std::memcpy(data_ + offset(column, row), weights + row * stride * static_cast<std::ptrdiff_t>(size), size);
+    std::memcpy(panel + offset(column, row), weights + row * stride * static_cast<std::ptrdiff_t>(size), size);
   }
 }
 
-void PackedMatrix::get_column(int column, float* target) const {
-  for (int row = 0; row < depth_; ++row) {
-    const char* weight = data_ + offset(column, row);
-    if (dtype_ == DType::kFloat32) {
-      std::memcpy(target + row, weight, sizeof(float));
+void PackedMatrix::encode(Arena& arena) {
+  choose_upper_bytes();
+  num_bytes_ = 0;
+  for (Panel& panel : panels_) {
+    panel.coded = find_patches(panel);
+    const std::size_t bytes = panel.coded ? coded_panel_bytes() : panel_bytes();
+    char* target = arena.allocate(bytes);
+    if (panel.coded) {
+      encode_panel(target, panel.data);
     } else {
-      bf16 half;
-      std::memcpy(&half, weight, sizeof(half));
-      const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+      std::memcpy(target, panel.data, bytes);
+    }
+    panel.data = target;
+    num_bytes_ += bytes + panel.num_patches * sizeof(WeightPatch);
+  }
+  patches_.shrink_to_fit();
+}
+
+// The 16 that most weights have.
+void PackedMatrix::choose_upper_bytes() {
+  std::array<std::int64_t, 256> counts{};
+  for (const Panel& panel : panels_) {
+    for (int place = 0; place < num_steps_ * kStepWeights; ++place) ++counts[weight_at(panel.data, place) >> 8];
+  }
+  std::array<int, 256> order;
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return counts[a] > counts[b]; });
+  codes_.fill(-1);
+  for (int code = 0; code < kUpperBytes; ++code) {
+    upper_bytes_[code] = static_cast<char>(order[code]);
+    codes_[order[code]] = static_cast<std::int8_t>(code);
+  }
+}
+
+// List the weights of a plain panel that have no code; false, and nothing listed, if they are too many.
+bool PackedMatrix::find_patches(Panel& panel) {
+  const int num_weights = num_steps_ * kStepWeights;
+  panel.first_patch = static_cast<int>(patches_.size());
+  for (int place = 0; place < num_weights; ++place) {
+    const bf16 weight = weight_at(panel.data, place);
+    if (codes_[weight >> 8] < 0) patches_.push_back({static_cast<std::uint32_t>(place), weight});
+  }
+  panel.num_patches = static_cast<int>(patches_.size()) - panel.first_patch;
+  if (panel.num_patches <= num_weights / kWeightsAPatch) return true;
+  patches_.resize(panel.first_patch);
+  panel.num_patches = 0;
+  return false;
+}
+
+void PackedMatrix::encode_panel(char* target, const char* plain) const {
+  for (int step = 0; step < num_steps_; ++step) {
+    for (int index = 0; index < kStepWeights; ++index) {
+      const bf16 weight = weight_at(plain, static_cast<std::size_t>(step) * kStepWeights + index);
+      const int code = std::max<int>(codes_[weight >> 8], 0);
+      target[lower_place(step, index)] = static_cast<char>(weight & 0xff);
+      target[code_place(step, index)] |= static_cast<char>(code << code_shift(index));
+    }
+  }
+}
+
+bf16 PackedMatrix::coded_weight(const Panel& panel, std::size_t offset) const {
+  const std::size_t place = offset / sizeof(bf16), step = place / kStepWeights, index = place % kStepWeights;
+  const auto first = patches_.begin() + panel.first_patch;
+  const auto found = std::lower_bound(first, first + panel.num_patches, place,
+                                      [](const WeightPatch& patch, std::size_t at) { return patch.place < at; });
+  if (found != first + panel.num_patches && found->place == place) return found->weight;
+  const int code = panel.data[code_place(step, index)] >> code_shift(index) & 0xf;
+  const auto byte = [](char value) { return static_cast<int>(static_cast<unsigned char>(value)); };
+  return static_cast<bf16>(byte(upper_bytes_[code]) << 8 | byte(panel.data[lower_place(step, index)]));
+}
+
+void PackedMatrix::get_column(int column, float* target) const {
+  const Panel& panel = panels_[column / kPanelColumns];
+  for (int row = 0; row < depth_; ++row) {
+    const std::size_t at = offset(column, row);
+    if (dtype_ == DType::kFloat32) {
+      std::memcpy(target + row, panel.data + at, sizeof(float));
+    } else {
+      const bf16 weight = panel.coded ? coded_weight(panel, at) : weight_at(panel.data + at, 0);
+      const std::uint32_t bits = static_cast<std::uint32_t>(weight) << 16;
       std::memcpy(target + row, &bits, sizeof(bits));
     }
   }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <vector>
 
 #include "kernels/kernel_table.hpp"
 #include "kernels/memory.hpp"
@@ -12,6 +14,10 @@ namespace caudex::kernels {
 //   [columns / 32][steps][32 columns][depth]      step: 1 float32, or a pair of bfloat16, of each of 32 columns
 //
 // A panel of 32 columns is read from end to end, 128 bytes a step. Columns and depth are padded with zeros.
+//
+// Once all its weights are set, a bfloat16 matrix can be encoded in 12 bits a weight (see kernel_table.hpp): with few
+// rows a product takes as long as reading the weights does. Panels that would need many patches, such as those of unused
+// vocabulary, stay as they are.
 class PackedMatrix {
  public:
   // `num_columns` outputs, each a sum over `depth` inputs. All weights are zero until set. They live in `arena`, which
@@ -21,6 +27,9 @@ class PackedMatrix {
 
   // Take a column's `depth` weights from `weights`, `stride` elements apart.
   void set_column(int column, const char* weights, std::ptrdiff_t stride);
+
+  // Move the weights to `arena`, encoded. The arena they came from may be freed then; no more weights can be set.
+  void encode(Arena& arena);
 
   // Write a column's weights as float32.
   void get_column(int column, float* target) const;
@@ -33,15 +42,35 @@ class PackedMatrix {
   int padded_columns() const { return round_up(num_columns_, kPanelColumns); }
   int padded_depth() const { return num_steps_ * depth_per_step(dtype_); }
   std::size_t panel_bytes() const { return static_cast<std::size_t>(num_steps_) * kPanelColumns * 4; }
-  std::size_t num_bytes() const { return panel_bytes() * num_panels(); }
-  const char* panel(int panel) const { return data_ + panel * panel_bytes(); }
+  std::size_t num_bytes() const { return num_bytes_; }
+  bool is_coded(int panel) const { return panels_[panel].coded; }
+  const char* panel(int panel) const { return panels_[panel].data; }
+  CodedPanel coded_panel(int panel) const {
+    const Panel& at = panels_[panel];
+    return {at.data, upper_bytes_.data(), patches_.data() + at.first_patch, at.num_patches};
+  }
 
  private:
-  std::size_t offset(int column, int row) const;
+  struct Panel {
+    char* data;
+    bool coded = false;
+    int first_patch = 0, num_patches = 0;
+  };
+
+  std::size_t offset(int column, int row) const;  // within a plain panel
+  std::size_t coded_panel_bytes() const { return static_cast<std::size_t>((num_steps_ + 1) / 2) * kCodedPairBytes; }
+  void choose_upper_bytes();
+  bool find_patches(Panel& panel);
+  void encode_panel(char* target, const char* plain) const;
+  bf16 coded_weight(const Panel& panel, std::size_t offset) const;
 
   int num_columns_, depth_, num_steps_;
   DType dtype_;
-  char* data_;
+  std::size_t num_bytes_;
+  std::vector<Panel> panels_;
+  std::array<char, kUpperBytes> upper_bytes_{};
+  std::array<std::int8_t, 256> codes_{};  // by upper byte; -1: none
+  std::vector<WeightPatch> patches_;
 };
 
 }  // namespace caudex::kernels

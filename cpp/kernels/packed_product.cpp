@@ -1,5 +1,7 @@
 #include "kernels/packed_product.hpp"
 
+#include <cstring>
+
 namespace caudex::kernels {
 namespace {
 
@@ -21,6 +23,34 @@ PackedProduct::Operand PackedProduct::left_operand(const MatrixRows& input, cons
     }
   });
   return {target, row_bytes};
+}
+
+void PackedProduct::multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
+                             AlignedBuffer& plain) const {
+  const std::size_t bytes = matrix.panel_bytes();
+  if (!matrix.is_coded(panel) && (panels == 1 || matrix.panel(panel + 1) == matrix.panel(panel) + bytes)) {
+    product.panel = matrix.panel(panel);
+    return multiply_plain(product, matrix.dtype(), panels);
+  }
+  char* target = plain.reserve(2 * bytes);
+  if (panels == 1) return kernels_.multiply_coded_panel(product, matrix.coded_panel(panel), target);
+  for (int p = 0; p < 2; ++p) {
+    if (matrix.is_coded(panel + p)) {
+      kernels_.decode_panel(target + p * bytes, matrix.coded_panel(panel + p), matrix.num_steps());
+    } else {
+      std::memcpy(target + p * bytes, matrix.panel(panel + p), bytes);
+    }
+  }
+  product.panel = target;
+  multiply_plain(product, matrix.dtype(), 2);
+}
+
+void PackedProduct::multiply_plain(const PanelProduct& product, DType dtype, int panels) const {
+  if (dtype == DType::kFloat32) {
+    (panels == 2 ? kernels_.multiply_two_panels_f32 : kernels_.multiply_panel_f32)(product);
+  } else {
+    (panels == 2 ? kernels_.multiply_two_panels_bf16 : kernels_.multiply_panel_bf16)(product);
+  }
 }
 
 }  // namespace caudex::kernels

@@ -23,16 +23,13 @@ struct MatrixRows {
 class PackedProduct {
  public:
   PackedProduct(const KernelTable& kernels, ThreadPool& threads)
-      : kernels_(kernels), threads_(threads), sums_(threads.num_threads()) {}
+      : kernels_(kernels), threads_(threads), sums_(threads.num_threads()), plain_(threads.num_threads()) {}
 
   // Calls `store(first_row, rows, panel, sums)` for pieces that together cover all rows and panels, from several
   // threads; sums: [rows][32].
   template <class Store>
   void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
     const Operand left = left_operand(input, matrix);
-    const bool wide = matrix.dtype() == DType::kFloat32;
-    const auto multiply = wide ? kernels_.multiply_panel_f32 : kernels_.multiply_panel_bf16;
-    const auto multiply_two = wide ? kernels_.multiply_two_panels_f32 : kernels_.multiply_two_panels_bf16;
     const int row_blocks = (input.rows + kBlockRows - 1) / kBlockRows;
     const int panel_groups = num_panel_groups(matrix.num_panels(), row_blocks);
     threads_.run(row_blocks * panel_groups, [&](int item, int thread) {
@@ -42,13 +39,17 @@ class PackedProduct {
       const int end = matrix.num_panels() * (group + 1) / panel_groups;
       for (int panel = matrix.num_panels() * group / panel_groups; panel < end;) {
         const int panels = rows >= kTwoPanelRows && panel + 1 < end ? 2 : 1;
-        (panels == 2 ? multiply_two : multiply)({left.data + first_row * left.row_bytes, left.row_bytes, rows,
-                                                 matrix.panel(panel), matrix.num_steps(), sums});
+        const PanelProduct product{left.data + first_row * left.row_bytes, left.row_bytes, rows, nullptr,
+                                   matrix.num_steps(), sums};
+        multiply(product, matrix, panel, panels, plain_[thread]);
         for (int p = 0; p < panels; ++p) store(first_row, rows, panel + p, sums + p * rows * kPanelColumns);
         panel += panels;
       }
     });
   }
+
+  // Whether products with encoded weights of a type can be had, and are quicker.
+  bool encodes(DType dtype) const { return dtype == DType::kBFloat16 && kernels_.multiply_coded_panel; }
 
   const KernelTable& kernels() const { return kernels_; }
   ThreadPool& threads() const { return threads_; }
@@ -72,12 +73,16 @@ class PackedProduct {
     return std::max(1, std::min(num_panels, wanted));
   }
 
+  // `panels` (1 or 2) panels from `panel` on; what is coded of them is decoded to `plain`, with few rows on the way.
+  void multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels, AlignedBuffer& plain) const;
+  void multiply_plain(const PanelProduct& product, DType dtype, int panels) const;
+
   // The rows as they are where the kernels can read them so, else a converted copy.
   Operand left_operand(const MatrixRows& input, const PackedMatrix& matrix);
 
   const KernelTable& kernels_;
   ThreadPool& threads_;
-  std::vector<AlignedBuffer> sums_;
+  std::vector<AlignedBuffer> sums_, plain_;  // a thread's
   AlignedBuffer converted_;
 };
 

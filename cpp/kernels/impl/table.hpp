@@ -13,6 +13,10 @@
 
 #include "kernels/impl/layer.hpp"
 
+#if defined(CAUDEX_DECODES_WEIGHTS)
+#include "kernels/impl/coded.hpp"
+#endif
+
 namespace caudex::kernels {
 namespace {
 
@@ -25,6 +29,10 @@ constexpr KernelTable make_table(const char* name) {
   table.multiply_panel_bf16 = multiply_panel<Bf16Product>;
   table.multiply_two_panels_f32 = multiply_two_panels<F32Product>;
   table.multiply_two_panels_bf16 = multiply_two_panels<Bf16Product>;
+#if defined(CAUDEX_DECODES_WEIGHTS)
+  table.multiply_coded_panel = multiply_coded_panel;
+  table.decode_panel = decode_panel;
+#endif
   table.store_f32 = store_panel<float>;
   table.store_bf16 = store_panel<bf16>;
   table.add_f32 = add_panel;

@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/dtype.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace caudex::kernels {
 namespace {
@@ -61,6 +61,24 @@ struct Bf16Product {
   static void store_left(char* p, int index, Vec v) { store_bf16(reinterpret_cast<bf16*>(p) + index, v); }
 };
 constexpr int kBf16LeftElementSize = 2;
+
+// Two steps of a coded panel (see kernel_table.hpp), 2 vectors each: a table look-up in every upper byte.
+inline void decode_pair(__m512i (&weights)[4], const char* coded, __m512i upper_bytes) {
+  const __m512i code = _mm512_set1_epi16(0x0f00), nothing = _mm512_set1_epi16(0x0080);
+  const auto load_words = [](const char* p) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  };
+  const auto combine = [&](const char* lower, __m512i codes) {
+    const __m512i places = _mm512_ternarylogic_epi32(codes, code, nothing, 0xea);  // (a & b) | c
+    return _mm512_or_si512(load_words(lower), _mm512_shuffle_epi8(upper_bytes, places));
+  };
+  _Pragma("GCC unroll 2") for (int step = 0; step < 2; ++step) {
+    const __m512i codes = load_words(coded + 2 * kPanelColumns * 2 + step * kPanelColumns);
+    const char* lower = coded + step * kPanelColumns * 2;
+    weights[2 * step] = combine(lower, _mm512_slli_epi16(codes, 8));
+    weights[2 * step + 1] = combine(lower + kPanelColumns, _mm512_slli_epi16(codes, 4));
+  }
+}
 
 // Register tiles, rows x vectors: of the packed product and of attention.
 constexpr int kProductRows = 12, kProductVectors = 2;

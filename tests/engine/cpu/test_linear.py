@@ -94,3 +94,21 @@ def test_other_types_are_refused() -> None:
         packed(random_linear(4, 4, torch.float16))
     with pytest.raises(ValueError, match="with 5 features"):
         packed(random_linear(4, 4, torch.float32))(torch.zeros(1, 5))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 12, 13, 40, 100])
+def test_odd_weights_keep_every_bit(rows: int) -> None:
+    """Zeros and weights of all magnitudes, a few among such as a trained matrix has, and panels full of them."""
+    torch.manual_seed(0)
+    weight = torch.randn(130, 77) * 0.05
+    rare = torch.rand(weight.shape) < 0.004
+    weight = torch.where(rare, weight * 2.0 ** torch.randint(-120, 12, weight.shape), weight)
+    weight[:, 3] = 0.0
+    weight[40:70] *= 2.0 ** torch.randint(-100, 10, (30, 77))
+    linear = nn.Linear(77, 130, bias=False, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+    linear.weight.copy_(weight)
+    one_by_one = torch.eye(77, dtype=torch.bfloat16)
+    finite_normal = torch.where(linear.weight.abs() < 2.0**-126, 0.0, linear.weight)
+    assert torch.equal(packed(linear)(one_by_one).T, finite_normal)
+    x = torch.randn(rows, 77).to(torch.bfloat16)
+    assert torch.equal(packed(linear)(x), torch.cat([packed(linear)(row[None]) for row in x]))

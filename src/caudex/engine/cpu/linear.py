@@ -13,6 +13,7 @@ from caudex.engine.cpu.threads import ThreadPool
 class PackedLinear(nn.Module):
     """x @ W.T + b for inference, over a packed copy of W in float32 or bfloat16.
 
+    Where the processor decodes them quicker than it reads them, bfloat16 weights are kept in 12 bits, without loss.
     An output's bits depend on its own row of x alone, not on the number of rows or their order: every sum takes its
     inputs in ascending order. (torch's own products change with the number of rows.)
 
@@ -32,8 +33,16 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.product = product
-        self.matrix = _core.PackedMatrix(self.out_features, self.in_features, DTYPE_NAMES[weight.dtype], arena)
-        self.matrix.set_columns(weight.data_ptr(), weight.stride(0), weight.stride(1))
+        self.matrix = _core.PackedMatrix(
+            product,
+            arena,
+            DTYPE_NAMES[weight.dtype],
+            self.out_features,
+            self.in_features,
+            weight.data_ptr(),
+            weight.stride(0),
+            weight.stride(1),
+        )
         self.packed_bias: torch.Tensor | None = None
         if bias is not None:
             self.packed_bias = torch.zeros(-(-self.out_features // 32) * 32)

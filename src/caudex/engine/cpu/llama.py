@@ -110,6 +110,7 @@ class LlamaRunner:
         decoder = model.model
         self._take_linear("embedding", 0, decoder.embed_tokens.weight, None)
         self._take_linear("head", 0, model.lm_head.weight, model.lm_head.bias)
+        self.native.encode(-1)
         self._take_norm("final", 0, decoder.norm)
         for index, layer in enumerate(decoder.layers):
             attention, mlp = layer.self_attn, layer.mlp
@@ -129,6 +130,7 @@ class LlamaRunner:
             if hasattr(attention, "q_norm"):
                 self._take_norm("query", index, attention.q_norm)
                 self._take_norm("key", index, attention.k_norm)
+            self.native.encode(index)
 
     def _take_linear(self, role: str, layer: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         weight = weight.to(self.pool.dtype).contiguous()
