@@ -28,7 +28,11 @@ PackedProduct::Operand PackedProduct::left_operand(const MatrixRows& input, cons
 void PackedProduct::multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
                              AlignedBuffer& plain) const {
   const std::size_t bytes = matrix.panel_bytes();
-  if (!matrix.is_coded(panel) && (panels == 1 || matrix.panel(panel + 1) == matrix.panel(panel) + bytes)) {
+  // A coded panel may lie right behind a plain one too.
+  const auto follows = [&] {
+    return !matrix.is_coded(panel + 1) && matrix.panel(panel + 1) == matrix.panel(panel) + bytes;
+  };
+  if (!matrix.is_coded(panel) && (panels == 1 || follows())) {
     product.panel = matrix.panel(panel);
     return multiply_plain(product, matrix.dtype(), panels);
   }
