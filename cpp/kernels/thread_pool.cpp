@@ -3,6 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,12 +54,18 @@ bool ThreadPool::take_item(int thread) {
     if ((ticket & 0xffffffffu) >= (ticket >> 32)) return false;
   } while (!ticket_.compare_exchange_weak(ticket, ticket + 1));
   // The loop cannot end before this item does, so its body stays in place.
-  call_(context_, static_cast<int>(ticket & 0xffffffffu), thread);
+  try {
+    call_(context_, static_cast<int>(ticket & 0xffffffffu), thread);
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!thrown_) thrown_ = std::current_exception();
+  }
   unfinished_.fetch_sub(1);
   return true;
 }
 
 void ThreadPool::run_shared(int count, Call call, void* context) {
+  if (running_.exchange(true)) throw std::logic_error("a thread pool runs one loop at a time");
   call_ = call;
   context_ = context;
   unfinished_.store(count);
@@ -76,6 +83,9 @@ void ThreadPool::run_shared(int count, Call call, void* context) {
       pause_briefly();
     }
   }
+  const std::exception_ptr thrown = std::exchange(thrown_, nullptr);
+  running_.store(false);
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 void ThreadPool::work(int thread) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,7 +24,9 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Call `body(item, thread)` once for every item in [0, count), `thread` in [0, num_threads()).
+  // Call `body(item, thread)` once for every item in [0, count), `thread` in [0, num_threads()). If items throw, one of
+  // the exceptions is thrown here when no item runs any more; with one thread the items after it do not run. Throws
+  // std::logic_error when the threads are in another loop already.
   template <class Body>
   void run(int count, Body&& body) {
     if (workers_.empty() || count <= 1) {
@@ -47,9 +50,11 @@ class ThreadPool {
   // it belongs to even by a worker that slept through the loops before.
   std::atomic<std::uint64_t> ticket_{0};
   std::atomic<int> unfinished_{0};
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, running_{false};
   Call call_ = nullptr;
   void* context_ = nullptr;
+
+  std::exception_ptr thrown_;  // of this loop's items, the first; guarded by `mutex_` while they run
 
   std::mutex mutex_;
   std::condition_variable wake_;
