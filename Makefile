@@ -3,7 +3,7 @@
 # make test    the tests
 # make lint    style, types, and the import contract
 # make sanitize  the compiled core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
-# make soak    the cache's core without Python, its parts and a long random life, under the same sanitizers
+# make soak    the core without Python, the kernels, the cache's parts and its long random life, under the same sanitizers
 # make fuzz    the same core under libFuzzer (clang++), FUZZ_SECONDS for each target; what breaks it lies in build/fuzz
 #
 # Settings:  make serve PORT=8123 ARGS="--num-blocks 200 --block-size 16"
@@ -21,6 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZED := build/sanitized
 OPERATIONS ?= 1000000
+CORE_TESTS := cache_test thread_pool_test packed_product_test paged_attention_test
 FUZZ_SECONDS ?= 300
 FUZZERS := cache_fuzz snapshot_fuzz
 SANITIZED_TESTS ?= tests/cache tests/engine/cpu
@@ -61,8 +62,8 @@ sanitize: $(VENV)/dev.done
 soak: $(VENV)/dev.done
 	@command -v cmake > /dev/null || $(PIP) install $(PIP_ARGS) cmake
 	@PATH="$$PATH:$(abspath $(BIN))" cmake -S . -B build/core -DCAUDEX_BUILD_TESTS=ON -DCAUDEX_BUILD_BINDINGS=OFF -DCAUDEX_SANITIZE=ON > /dev/null
-	@PATH="$$PATH:$(abspath $(BIN))" cmake --build build/core --target cache_test cache_soak > /dev/null
-	build/core/cpp/tests/cache_test
+	@PATH="$$PATH:$(abspath $(BIN))" cmake --build build/core --target $(CORE_TESTS) cache_soak > /dev/null
+	@for test in $(CORE_TESTS); do build/core/cpp/tests/$$test || exit 1; done
 	build/core/cpp/tests/cache_soak $(OPERATIONS)
 
 fuzz: $(VENV)/dev.done

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -13,16 +11,9 @@
 #include <vector>
 
 #include "cache/prefix_cache.hpp"
+#include "check.hpp"
 
 namespace caudex::test {
-
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                       \
-    }                                                                                     \
-  } while (false)
 
 // Bytes from a fuzzer or from a random generator; zeros when they have run out.
 class Choices {

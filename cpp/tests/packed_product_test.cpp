@@ -1,0 +1,208 @@
+// Products with packed matrices, on every instruction set this machine has, beside a sum in double.
+#include "kernels/packed_product.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "check.hpp"
+#include "kernel_values.hpp"
+#include "kernels/isa.hpp"
+
+using namespace caudex::kernels;
+using caudex::test::Values;
+
+namespace {
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
+constexpr int kMostRows = 200;  // more than a block of rows
+
+std::vector<int> row_counts() {
+  std::vector<int> counts = {63, 64, 65, 191, 193, kMostRows};
+  for (int rows = 1; rows <= 40; ++rows) counts.push_back(rows);
+  return counts;
+}
+
+float from_bits(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+struct Factors {
+  DType dtype;
+  int columns, depth;
+  Values left, weights;  // [kMostRows][depth] and [columns][depth]
+
+  // Weights like a trained matrix's; one in 100 is a zero, a denormal, or of any size up to 2^60, and so are all of
+  // some panels, which cannot be coded then.
+  Factors(DType dtype, int columns, int depth, std::mt19937& random)
+      : dtype(dtype), columns(columns), depth(depth), left(dtype, kMostRows * depth), weights(dtype, columns * depth) {
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < kMostRows * depth; ++i) left.set(i, random() % 20 == 0 ? 0.0f : normal(random));
+    for (int column = 0; column < columns; ++column) {
+      const bool wild = column / kPanelColumns % 3 == 1;
+      for (int row = 0; row < depth; ++row) {
+        const std::uint32_t any = random() % 2 << 31 | (random() % 187) << 23 | random() % (1 << 23);
+        const bool odd = wild || random() % 100 == 0;
+        weights.set(column * depth + row, !odd ? normal(random) : random() % 3 == 0 ? 0.0f : from_bits(any));
+      }
+    }
+  }
+
+  PackedMatrix pack(Arena& arena) const {
+    PackedMatrix matrix(columns, depth, dtype, arena);
+    for (int column = 0; column < columns; ++column) matrix.set_column(column, weights.at(column * depth), 1);
+    return matrix;
+  }
+};
+
+// The sums of rows [first_row, first_row + rows), [rows][columns].
+std::vector<float> multiply(PackedProduct& product, const PackedMatrix& matrix, const Factors& factors, int first_row,
+                            int rows) {
+  const int columns = factors.columns, depth = factors.depth;
+  Values input(factors.dtype, rows * depth);
+  std::memcpy(input.at(0), factors.left.at(first_row * depth), rows * depth * element_size(factors.dtype));
+  std::vector<float> output(rows * columns, std::numeric_limits<float>::quiet_NaN());
+  product.run({input.at(0), depth * element_size(factors.dtype), rows}, matrix,
+              [&](int first, int count, int panel, const float* sums) {
+                const int column = panel * kPanelColumns;
+                product.kernels().store_f32(output.data() + first * columns + column, columns, sums, nullptr, count,
+                                            std::min(kPanelColumns, columns - column));
+              });
+  return output;
+}
+
+bool same_bits(const std::vector<float>& a, const float* b) {
+  return std::memcmp(a.data(), b, a.size() * sizeof(float)) == 0;
+}
+
+// Each product and each sum rounds once: off by less than `depth` + 1 roundings of the sum of magnitudes. Denormals may
+// count as zeros.
+void check_close(const Factors& factors, const std::vector<float>& sums) {
+  const double rounding = std::ldexp(1.0, -23), smallest = std::ldexp(1.0, -126);
+  for (int row = 0; row < kMostRows; ++row) {
+    for (int column = 0; column < factors.columns; ++column) {
+      double expected = 0.0, magnitude = 0.0, flushed = smallest;
+      for (int i = 0; i < factors.depth; ++i) {
+        const double a = factors.left[row * factors.depth + i], b = factors.weights[column * factors.depth + i];
+        expected += a * b;
+        magnitude += std::abs(a * b);
+        flushed += smallest * (1.0 + std::abs(a) + std::abs(b));
+      }
+      const double tolerance = (factors.depth + 1) * rounding * magnitude + flushed;
+      CHECK(std::abs(sums[row * factors.columns + column] - expected) <= tolerance);
+    }
+  }
+}
+
+// Any number of rows, from anywhere, as if they were alone.
+void check_rows(PackedProduct& product, const PackedMatrix& matrix, const Factors& factors, std::mt19937& random,
+                const std::vector<float>& one_by_one) {
+  for (const int rows : row_counts()) {
+    const int first = static_cast<int>(random() % (kMostRows - rows + 1));
+    CHECK(same_bits(multiply(product, matrix, factors, first, rows), one_by_one.data() + first * factors.columns));
+  }
+}
+
+std::vector<float> multiply_one_by_one(PackedProduct& product, const PackedMatrix& matrix, const Factors& factors) {
+  std::vector<float> sums;
+  for (int row = 0; row < kMostRows; ++row) {
+    const std::vector<float> one = multiply(product, matrix, factors, row, 1);
+    sums.insert(sums.end(), one.begin(), one.end());
+  }
+  return sums;
+}
+
+void products_are_right_and_the_same_in_any_batch() {
+  std::mt19937 random(1);
+  int coded = 0, plain = 0, patches = 0;
+  for (const std::string& isa : available_isas()) {
+    for (const DType dtype : kTypes) {
+      for (const auto& [columns, depth] :
+           {std::pair{1, 1}, {31, 2}, {32, 3}, {33, 64}, {100, 17}, {128, 65}, {224, 30}}) {
+        ThreadPool threads(1 + static_cast<int>(random() % 3));
+        PackedProduct product(kernels_for(isa), threads);
+        const Factors factors(dtype, columns, depth, random);
+        Arena arena;
+        PackedMatrix matrix = factors.pack(arena);
+        const std::vector<float> one_by_one = multiply_one_by_one(product, matrix, factors);
+        check_close(factors, one_by_one);
+        check_rows(product, matrix, factors, random, one_by_one);
+        if (!product.encodes(dtype)) continue;
+        Arena coded_arena;
+        matrix.encode(coded_arena);
+        for (int panel = 0; panel < matrix.num_panels(); ++panel) {
+          ++(matrix.is_coded(panel) ? coded : plain);
+          patches += matrix.coded_panel(panel).num_patches;
+        }
+        CHECK(same_bits(multiply_one_by_one(product, matrix, factors), one_by_one.data()));
+        check_rows(product, matrix, factors, random, one_by_one);
+      }
+    }
+  }
+  CHECK((coded > 0) == (plain > 0) && (coded > 0) == (patches > 0));
+}
+
+// On any machine: what was packed and coded can be read back to the bit.
+void coding_loses_nothing() {
+  std::mt19937 random(2);
+  for (const int depth : {1, 2, 7, 64, 129}) {
+    const Factors factors(DType::kBFloat16, 150, depth, random);
+    Arena arena, coded_arena;
+    PackedMatrix matrix = factors.pack(arena);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int column = 0; column < factors.columns; ++column) {
+        std::vector<float> weights(depth);
+        matrix.get_column(column, weights.data());
+        for (int row = 0; row < depth; ++row) {
+          const float expected = factors.weights[column * depth + row];
+          CHECK(std::memcmp(&weights[row], &expected, sizeof(float)) == 0);
+        }
+      }
+      if (pass == 0) matrix.encode(coded_arena);
+    }
+  }
+}
+
+// An infinity or a NaN spoils the outputs it belongs to and no other.
+void infinities_stay_in_their_row_and_column() {
+  std::mt19937 random(3);
+  constexpr int kRow = 70, kColumn = 40, kDepth = 24, kColumns = 96;
+  for (const std::string& isa : available_isas()) {
+    for (const DType dtype : kTypes) {
+      ThreadPool threads(2);
+      PackedProduct product(kernels_for(isa), threads);
+      Factors factors(dtype, kColumns, kDepth, random);
+      for (int i = 0; i < kMostRows * kDepth; ++i) factors.left.set(i, 1.0f);
+      for (int i = 0; i < kColumns * kDepth; ++i) factors.weights.set(i, 0.5f);
+      factors.left.set(kRow * kDepth + 5, std::numeric_limits<float>::infinity());
+      factors.weights.set(kColumn * kDepth + 9, -std::numeric_limits<float>::infinity());
+      Arena arena, coded_arena;
+      PackedMatrix matrix = factors.pack(arena);
+      for (int pass = 0; pass < 2; ++pass) {
+        const std::vector<float> sums = multiply(product, matrix, factors, 0, kMostRows);
+        for (int row = 0; row < kMostRows; ++row) {
+          for (int column = 0; column < kColumns; ++column) {
+            const float sum = sums[row * kColumns + column];
+            if (row == kRow && column == kColumn) CHECK(std::isnan(sum));
+            else if (row == kRow) CHECK(std::isinf(sum) && sum > 0);
+            else if (column == kColumn) CHECK(std::isinf(sum) && sum < 0);
+            else CHECK(sum == kDepth * 0.5f);
+          }
+        }
+        if (!product.encodes(dtype)) break;
+        if (pass == 0) matrix.encode(coded_arena);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  coding_loses_nothing();
+  infinities_stay_in_their_row_and_column();
+  products_are_right_and_the_same_in_any_batch();
+  std::puts("packed products are sound");
+  return 0;
+}
