@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caudex.cache import PrefixCache
-from caudex.engine.scheduler import Scheduler
+from caudex.engine.scheduler import OutputForecast, Scheduler
 from caudex.engine.sequence_state import SequenceState
+from caudex.engine.session_pins import SessionPins
 from caudex.engine.waiting_queue import WaitingQueue
 
 from .virtual_engine import VOCAB, VirtualEngine, expected_output, expected_scores
@@ -256,6 +257,8 @@ def test_preemption_loses_no_more_than_the_tail() -> None:
     assert engine.scheduler.num_preemptions > 0
     assert states[0].num_preemptions == 0, "the oldest is never preempted"
     assert engine.scheduler.num_queried_tokens == 27, "look-ups of resumed requests are not counted"
+    stats = engine.cache.stats()
+    assert (stats.requests, stats.resumed_requests) == (3, engine.scheduler.num_preemptions)
 
 
 @pytest.mark.parametrize("token_budget", [16, 64], ids=["in chunks", "in one step"])
@@ -307,21 +310,160 @@ def test_a_sample_survives_the_request_it_would_branch_off() -> None:
     assert engine.num_computed_tokens == 42 + 2, "what the first had computed is not computed again"
 
 
-def test_samples_let_no_overdue_or_more_urgent_request_wait() -> None:
-    for others in ({"priority": -1}, {}):
-        engine = make_engine(100, max_num_seqs=2, token_budget=64, max_overtakes=0)
-        prompt = random_tokens(1, 20)
-        leader = make_state(0, prompt, 2)
-        waiting = make_state(1, random_tokens(2, 20), 2, **others)
-        late = make_state(2, prompt, 2, leader=leader)
-        submit_all(engine, [leader])
-        engine.scheduler._max_num_seqs = 1
-        submit_all(engine, [waiting, late])
-        step = engine.step()
-        engine.scheduler._max_num_seqs = 2
-        assert not step.forks
+@pytest.mark.parametrize(
+    ("order", "priority", "max_overtakes", "num_forks"),
+    [((1, 2), 0, 0, 0), ((2, 1), 0, 0, 1), ((1, 2), -1, 8, 0), ((1, 2), 0, 8, 1)],
+    ids=["older and overdue", "younger and overdue", "more urgent", "older"],
+)
+def test_samples_pass_no_overdue_or_more_urgent_request(
+    order: tuple[int, int], priority: int, max_overtakes: int, num_forks: int
+) -> None:
+    """A prompt ends in a step whose budget it takes whole, so another request has to wait just when a sample forks."""
+    engine = make_engine(100, max_num_seqs=2, token_budget=20, max_overtakes=max_overtakes)
+    prompt = random_tokens(1, 40)
+    leader = make_state(0, prompt, 2)
+    other = make_state(order[0], random_tokens(2, 20), 2, priority=priority)
+    states = submit_all(engine, [leader])
+    engine.step()
+    states += submit_all(engine, [other, make_state(order[1], prompt, 2, leader=leader)])
+    assert len(engine.step().forks) == num_forks
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.admissions[1].arrival == (order[1] if num_forks else order[0])
+
+
+def test_a_sample_that_the_pool_will_not_hold_to_its_end_waits() -> None:
+    engine = make_engine(11, max_num_seqs=2, token_budget=64)
+    prompt = random_tokens(1, 20)
+    leader = make_state(0, prompt, 20)
+    states = submit_all(engine, [leader, make_state(1, prompt, 20, leader=leader)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_forks == engine.scheduler.num_preemptions == 0
+
+
+def test_admission_sets_room_aside_for_what_running_requests_will_generate() -> None:
+    """Both prompts fit at once with half of either answer, but not with half of both."""
+    engine = make_engine(15, max_num_seqs=2, token_budget=64)
+    states = submit_all(engine, [make_state(i, random_tokens(i, 20), 20) for i in range(2)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_more_is_set_aside_after_a_preemption_and_ever_less_without() -> None:
+    forecast, state = OutputForecast(), make_state(0, [0] * 4, 100)
+    assert forecast.blocks(state, 4) == 13, "half of the answer"
+    for _ in range(2000):
+        forecast.note_step(preempted=False)
+    assert forecast.blocks(state, 4) == 3, "a tenth"
+    forecast.note_step(preempted=True)
+    assert forecast.blocks(state, 4) == 8, "a fifth more"
+    for _ in range(9):
+        forecast.note_step(preempted=True)
+    assert forecast.blocks(state, 4) == 25, "all of it"
+
+
+def test_what_does_not_fit_yet_lets_smaller_ones_pass() -> None:
+    engine = make_engine(12, max_num_seqs=4)
+    states = submit_all(
+        engine,
+        [
+            make_state(0, random_tokens(3, 12), 12),
+            make_state(1, random_tokens(1, 40), 4),
+            make_state(2, random_tokens(2, 4), 1),
+        ],
+    )
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert [state.arrival for state in engine.admissions] == [0, 2, 1]
+
+
+def test_a_request_alone_gets_the_whole_pool() -> None:
+    """Even where what it may yet generate is counted on, or where the block it would copy from is in its way."""
+    engine = make_engine(8, max_num_seqs=2, token_budget=64)
+    whole = random_tokens(1, 32)
+    states = []
+    for arrival, (prompt, max_output) in enumerate(((whole, 1), (whole, 1), ([8] * 4, 29))):
+        states += submit_all(engine, [make_state(arrival, prompt, max_output)])
         run_to_end(engine)
-        assert [state.arrival for state in engine.admissions] == [0, 1, 2]
+    assert_all_right(engine, states)
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_what_an_admission_evicts_no_longer_counts() -> None:
+    """The most urgent request takes the blocks that one of the others would have hit: the other one goes first."""
+    engine = make_engine(14, max_num_seqs=2, token_budget=64)
+    old, new = random_tokens(1, 16), random_tokens(2, 16)
+    states = []
+    for arrival, prompt in enumerate((old, new)):
+        states += submit_all(engine, [make_state(arrival, prompt, 1)])
+        run_to_end(engine)
+    states += submit_all(
+        engine,
+        [
+            make_state(2, random_tokens(3, 32), 1, priority=-1),
+            make_state(3, [*old, 0], 1),
+            make_state(4, [*new, 0], 1),
+        ],
+    )
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert [state.arrival for state in engine.admissions[2:]] == [2, 4, 3]
+
+
+def test_a_prompt_just_computed_is_found_by_those_alike_however_long_the_queue() -> None:
+    engine = make_engine(3000, max_num_seqs=1, token_budget=64, max_overtakes=100_000)
+    popular = random_tokens(1, 20)
+    alike = make_state(300, [*popular, 1], 1)
+    submit_all(engine, [make_state(i, [10 + i] * 16, 1) for i in range(300)])
+    engine.submit(alike)
+    for _ in range(10):
+        engine.step()
+    engine.submit(make_state(301, popular, 1, priority=-1))
+    engine.step()
+    engine.step()
+    assert [state.arrival for state in engine.admissions[-2:]] == [301, 300]
+
+
+def test_a_new_request_is_looked_up_at_once_however_long_the_queue() -> None:
+    engine = make_engine(3000, max_num_seqs=1, token_budget=64, max_overtakes=100_000)
+    popular = random_tokens(1, 20)
+    engine.submit(make_state(0, popular, 1))
+    run_to_end(engine)
+    submit_all(engine, [make_state(i, [10 + i] * 16, 1) for i in range(1, 301)])
+    for _ in range(10):
+        engine.step()
+    engine.submit(make_state(301, popular, 1))
+    engine.step()
+    assert engine.admissions[-1].arrival == 301
+
+
+def test_waiting_makes_up_for_what_is_not_cached() -> None:
+    """Passed half as often as may be, a request that hits nothing goes before those that hit half."""
+    engine = make_engine(200, max_num_seqs=1, max_overtakes=20)
+    popular = random_tokens(1, 8)
+    states = submit_all(engine, [make_state(0, popular, 1)])
+    run_to_end(engine)
+    states += submit_all(engine, [make_state(1, [10] * 16, 1)])
+    while "r1" not in engine.finished:
+        states += submit_all(engine, [make_state(len(states), [*popular, *[10 + len(states)] * 8], 1)])
+        engine.step()
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert overtakes(engine)["r1"] == 10
+
+
+def test_how_often_a_request_was_passed_outlasts_its_preemption() -> None:
+    queue = WaitingQueue(max_overtakes=2)
+    old, *younger = (make_state(arrival, [arrival], 1) for arrival in range(3))
+    for state in (old, *younger):
+        queue.add(state)
+    queue.admit("r1")
+    queue.admit("r0")
+    queue.add(old)
+    queue.admit("r2")
+    assert queue.is_overdue(old)
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
@@ -357,15 +499,43 @@ def test_scores_with_too_few_alternatives_are_found_anew() -> None:
 
 def test_evicted_scores_are_forgotten() -> None:
     """A block that is taken for other tokens brings no scores of the old ones."""
-    engine = make_engine(12, max_num_seqs=1, token_budget=64)
-    prompts = [random_tokens(seed, 40) for seed in range(4)]
+    engine = make_engine(11, max_num_seqs=1, token_budget=64)
+    old, new = random_tokens(0, 44), random_tokens(1, 40)
     states = []
-    for turn in range(12):
-        wanted = [None, 0][turn % 2] if turn > 3 else 0
-        states.append(make_state(turn, prompts[turn * 3 % 4], 1, num_alternatives=wanted))
-    submit_all(engine, states)
+    for arrival, (prompt, num_alternatives) in enumerate(((old, 0), (new, None), (new, 0))):
+        states += submit_all(engine, [make_state(arrival, prompt, 1, num_alternatives=num_alternatives)])
+        run_to_end(engine)
+    assert_all_right(engine, states)
+    assert states[2].num_cached == 0, "nothing of it had been scored"
+
+
+def test_a_block_taken_for_an_answer_brings_no_scores() -> None:
+    engine = make_engine(11, max_num_seqs=1, token_budget=64)
+    asked = make_state(1, random_tokens(1, 4), 40, num_alternatives=0)
+    states = [make_state(0, random_tokens(0, 40), 1, num_alternatives=0), asked]
+    for state in states:
+        engine.submit(state)
+        run_to_end(engine)
+    states += submit_all(engine, [make_state(2, asked.tokens()[:40].tolist(), 1, num_alternatives=0)])
     run_to_end(engine)
     assert_all_right(engine, states)
+
+
+def test_a_sample_takes_the_scores_of_its_prompt_along_and_no_others() -> None:
+    """The block that the end of the prompt is copied to had scores of its own."""
+    engine = make_engine(13, max_num_seqs=2, token_budget=64)
+    prompt = random_tokens(1, 42)
+    leader = make_state(1, prompt, 1, num_alternatives=0)
+    sample = make_state(2, prompt, 3, num_alternatives=0, leader=leader)
+    states = submit_all(engine, [make_state(0, random_tokens(0, 48), 1, num_alternatives=0)])
+    run_to_end(engine)
+    states += submit_all(engine, [leader, sample])
+    run_to_end(engine)
+    assert engine.num_forks == 1
+    states += submit_all(engine, [make_state(3, sample.tokens().tolist(), 1, num_alternatives=0)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert states[3].num_cached == 41, "the last token that was scored"
 
 
 def test_a_failed_step_takes_back_what_it_promised() -> None:
@@ -402,3 +572,80 @@ def test_ten_thousand_waiting_are_ordered_like_ten() -> None:
             break
     assert chunk.state.arrival == 10_001
     assert len(states) == 1
+
+
+def test_kept_sessions_stay_within_their_budget_and_time() -> None:
+    now = [100.0]
+    engine = make_engine(40, token_budget=64, pin_budget=8)
+    pins, cache = SessionPins(engine.cache, lambda: now[0]), engine.cache
+    small, other, large = (make_state(i, random_tokens(i, length), 1) for i, length in enumerate((12, 12, 40)))
+    submit_all(engine, [small, other, large])
+    run_to_end(engine)
+    pins.keep("a", small, 5.0)
+    pins.keep("large", large, 5.0)
+    pins.keep("b", other, 9.0)
+    assert (len(pins), cache.num_pinned_blocks) == (2, 6), "the large one would go beyond the budget"
+    now[0] += 2
+    pins.keep("a", small, 4.0)
+    assert (len(pins), cache.num_pinned_blocks) == (2, 6)
+    assert pins.seconds_to_next() == 4.0, "a session's later pin takes the place of the earlier one"
+    now[0] += 3.5
+    pins.release_expired()
+    assert (len(pins), pins.seconds_to_next()) == (2, 0.5)
+    now[0] += 0.5
+    pins.release_expired()
+    assert (len(pins), pins.seconds_to_next(), cache.num_pinned_blocks) == (1, 3.0, 3)
+    now[0] += 3
+    pins.release_expired()
+    assert (len(pins), pins.seconds_to_next(), cache.num_pinned_blocks) == (0, None, 0)
+
+
+def engine_with_kept_session(num_blocks: int) -> tuple[VirtualEngine, list[SequenceState]]:
+    """An engine whose pool holds four blocks for a conversation."""
+    engine = make_engine(num_blocks, max_num_seqs=2, token_budget=64)
+    states = submit_all(engine, [make_state(0, random_tokens(0, 16), 1)])
+    run_to_end(engine)
+    engine.scheduler.pins.keep("session", states[0], 3600.0)
+    assert engine.cache.num_pinned_blocks == 4
+    return engine, states
+
+
+@pytest.mark.parametrize(("length", "max_output"), [(40, 1), (4, 40)], ids=["prompt", "answer"])
+def test_kept_sessions_give_way_to_one_that_could_not_run(length: int, max_output: int) -> None:
+    engine, states = engine_with_kept_session(11)
+    states += submit_all(engine, [make_state(1, random_tokens(1, length), max_output)])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert (len(engine.scheduler.pins), engine.scheduler.num_preemptions) == (0, 0)
+
+
+def test_kept_sessions_stay_where_requests_can_run_one_after_another() -> None:
+    engine, _ = engine_with_kept_session(12)
+    submit_all(engine, [make_state(i, random_tokens(i, 4), 20) for i in (1, 2)])
+    run_to_end(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.cache.num_pinned_blocks == 4
+    engine.scheduler.pins.release_all()
+    assert engine.cache.num_pinned_blocks == 0
+
+
+def test_a_conversation_that_is_back_takes_no_room_for_what_was_kept() -> None:
+    engine, states = engine_with_kept_session(14)
+    states += submit_all(engine, [make_state(1, random_tokens(1, 20), 4)])
+    engine.step()
+    states += submit_all(engine, [make_state(2, [*states[0].prompt.tolist(), 0], 2)])
+    engine.step()
+    assert [state.arrival for state in engine.scheduler.running] == [1, 2]
+
+
+def test_the_next_turn_hits_all_but_the_last_token_of_an_answer() -> None:
+    """Also where neither prompt nor answer ends with a block."""
+    engine = make_engine(20)
+    first = make_state(0, random_tokens(0, 5), 6)
+    submit_all(engine, [first])
+    run_to_end(engine)
+    second = make_state(1, [*first.tokens().tolist(), 3], 1)
+    submit_all(engine, [second])
+    run_to_end(engine)
+    assert_all_right(engine, [first, second])
+    assert second.num_cached == 10

@@ -263,15 +263,12 @@ class Scheduler:
             if state_or_none is None:
                 return
             state = state_or_none
-            overdue = self.waiting.is_overdue(state)
             expected_share = self.waiting.share(state)
             num_cached, num_blocks = self._look_up(state)
-            if not overdue and self.waiting.share(state) < expected_share:
+            if self.waiting.share(state) < expected_share:
                 continue
-            if self._may_start(state, num_cached, overdue) and self._start(step, state, num_blocks):
+            if self._may_start(state, num_cached) and self._start(step, state, num_blocks):
                 self._schedule_chunk(step, state)
-            elif overdue:
-                return
             else:
                 self.waiting.skip(state)
 
@@ -305,8 +302,8 @@ class Scheduler:
         held = [*(state.block_table for state in self.running), *self.pins.blocks()]
         return int(np.isin(blocks, np.concatenate(held)).sum())
 
-    def _may_start(self, state: SequenceState, num_cached: int, overdue: bool) -> bool:
-        if overdue:
+    def _may_start(self, state: SequenceState, num_cached: int) -> bool:
+        if self.waiting.is_overdue(state):
             return True
         if state.awaits_leader and self._shares:
             return False
