@@ -234,7 +234,9 @@ def test_plain_prompts_summarised(tau_bodies: list[dict[str, Any]], tmp_path: Pa
 
 
 def test_token_ids_alone_show_where_requests_diverge(tau_bodies: list[Any], tmp_path: Path) -> None:
-    tokens = [array.tolist() for array in encoder().encode(requests_of(tau_bodies))]
+    numbers: dict[int, int] = {}
+    encoded = [array.tolist() for array in encoder().encode(requests_of(tau_bodies))]
+    tokens = [[numbers.setdefault(token, 5000 + len(numbers)) for token in prompt] for prompt in encoded]
     sessions = [body["session_id"] for body in tau_bodies]
 
     def log(name: str, prompts: list[list[int]]) -> Path:

@@ -13,10 +13,12 @@ WORKLOADS = {"agent": 60, "chat": 60, "rag": 60, "chat+agent": 90}
 FOUND_IN_ANY_FORM = ["iso_clock_head", "traceparent", "user_name_head", "oldest_dropped", "middle_dropped"]
 IN_OTHER_FORMS = [
     *((name, form) for name in FOUND_IN_ANY_FORM for form in ("prompts", "token ids")),
-    ("tools_shuffled", "prompts"),
+    *((name, "prompts") for name in ("tools_shuffled", "tool_keys_shuffled", "tools_chosen", "plugin_in_front")),
+    ("clock_in_tool_description", "prompts"),
+    ("oldest_dropped_by_budget", "prompts"),
     ("think_stripped", "prompts"),
 ]
-"""Ids do not say what is a tool or a thought, so these two are named in text only."""
+"""Ids do not say what is a tool or a thought, so these are named in text only."""
 
 
 @pytest.fixture(scope="module")

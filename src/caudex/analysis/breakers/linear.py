@@ -41,6 +41,9 @@ _MIN_ANCHOR = 24
 """Equal text of fewer characters between two changes (a closing brace, a blank line) is part of the change."""
 
 _MIN_TELLING = 12
+_MAX_MARK = 40
+_MANY = 3
+_OPENINGS = 64
 _LINE = re.compile(r"[^\n]*\n+|[^\n]+\Z")
 _LONG_LINE = 400
 _SENTENCE = re.compile(r".{40,}?(?:[.;,}\]] |\Z)|.+?\Z", re.DOTALL)
@@ -106,6 +109,41 @@ class _Step(NamedTuple):
     j2: int
 
 
+class _Openings:
+    """How conversations open: what the first prompts of the log's first sessions have behind what they share.
+
+    first prompts:  | shared head | ### User | ...
+    a later one:    | shared head | ### Tool | ...    a mark that many conversations have, and none opens with
+    """
+
+    def __init__(self, prompts: list[list[str] | None], sessions: list[str]) -> None:
+        firsts: dict[str, list[str]] = {}
+        sessions_with: dict[str, set[str]] = defaultdict(set)
+        for pieces, session in zip(prompts, sessions, strict=True):
+            if pieces:
+                firsts.setdefault(session, pieces)
+                for mark in filter(_may_be_mark, pieces):
+                    sessions_with[mark].add(session)
+        self._firsts = list(firsts.values())[:_OPENINGS]
+        self._marks = {mark for mark, known in sessions_with.items() if len(known) >= _MANY}
+
+    def head_of_cut(self, pieces: list[str], same: int) -> int | None:
+        """How many pieces are the head of a prompt that begins in the middle and has `same` pieces in front as the one
+        before had: one less where that one began with the same mark. None where it may begin a conversation."""
+        return next((head for head in (same, same - 1) if head >= 0 and self._is_cut_behind(pieces, head)), None)
+
+    def _is_cut_behind(self, pieces: list[str], head: int) -> bool:
+        """Whether a prompt goes on behind its first `head` pieces, which many share, as no conversation opens."""
+        if head >= len(pieces) or pieces[head] not in self._marks:
+            return False
+        opened = [first[head : head + 1] for first in self._firsts if first[:head] == pieces[:head]]
+        return len(opened) >= _MANY and [pieces[head]] not in opened
+
+
+def _may_be_mark(piece: str) -> bool:
+    return len(piece) <= _MAX_MARK and piece[0] < FIRST_TOKEN_CHARACTER
+
+
 def find_linear_history_breakers(requests: list[Request], read: Callable[[str], str]) -> Iterator[Candidate]:
     """`read` turns a prompt's text into what a person would read (token ids decoded)."""
     if sum(request.text is not None for request in requests) < 2:
@@ -151,6 +189,7 @@ def _rebuild(requests: list[Request], mended: frozenset[str], read: Callable[[st
     """Follows every conversation and undoes the changes of the kinds in `mended`, so that its prompts only grow."""
     prompts = [None if request.text is None else pieces_of(request.text) for request in requests]
     sessions = _sessions(requests, prompts)
+    openings = _Openings(prompts, sessions)
     threads: dict[str, list[_Thread]] = defaultdict(list)
     rebuilt = _Rebuilt()
     for index, (request, pieces, session) in enumerate(zip(requests, prompts, sessions, strict=True)):
@@ -161,7 +200,7 @@ def _rebuild(requests: list[Request], mended: frozenset[str], read: Callable[[st
         thread = _best_thread(known, pieces)
         groups = pieces
         if thread is not None:
-            groups, changes = _follow(thread, pieces, index, mended, read)
+            groups, changes = _follow(thread, pieces, index, mended, read, openings)
             rebuilt.changes += changes
             known.remove(thread)
         known.append(_Thread(index, pieces, groups))
@@ -199,7 +238,12 @@ def _best_thread(threads: list[_Thread], pieces: list[str]) -> _Thread | None:
 
 
 def _follow(
-    thread: _Thread, pieces: list[str], index: int, mended: frozenset[str], read: Callable[[str], str]
+    thread: _Thread,
+    pieces: list[str],
+    index: int,
+    mended: frozenset[str],
+    read: Callable[[str], str],
+    openings: _Openings,
 ) -> tuple[list[str], list[_Change]]:
     """The groups of a request's mended prompt, and the changes that it made to its thread."""
     sent = thread.sent
@@ -208,6 +252,9 @@ def _follow(
         return [*thread.groups[:same], *pieces[same:]], []
     steps = _steps(sent, pieces, same)
     last_known = max((number for number, step in enumerate(steps) if step.is_equal), default=-1)
+    head = openings.head_of_cut(pieces, same) if last_known <= 0 else None
+    if head is not None:
+        return _all_dropped(thread, pieces, index, mended, head)
     groups: list[str] = []
     changes: list[_Change] = []
     dropped = ""
@@ -225,6 +272,17 @@ def _follow(
         else:
             groups += pieces[step.j1 : step.j2]
     return [*groups, *pieces[len(groups) :]], changes
+
+
+def _all_dropped(
+    thread: _Thread, pieces: list[str], index: int, mended: frozenset[str], head: int
+) -> tuple[list[str], list[_Change]]:
+    """A prompt that kept nothing but the head of what was sent, and the newest turn."""
+    lead, old = "".join(thread.sent[:head]), "".join(thread.sent[head:])
+    change = _Change("history_truncated", index, thread.request, len(lead), old, "", lead[-CONTEXT_CHARS:])
+    if change.kind not in mended:
+        return pieces, [change]
+    return [*thread.groups[:head], "".join(thread.groups[head:]) + pieces[head], *pieces[head + 1 :]], [change]
 
 
 def _is_written_on(rest: list[str], following: list[str]) -> bool:

@@ -14,7 +14,6 @@ from itertools import pairwise
 
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import Site, sites_of, texts_at
-from caudex.analysis.breakers.values import share
 from caudex.analysis.corpus import by_session, head_length, text_of
 from caudex.trace.request import Message, Request
 
@@ -27,7 +26,6 @@ SHOWN_PASSAGES = 6
 _LABEL = re.compile(
     r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
 )
-_SCHEMA_KEY = re.compile(r'"(?:parameters|input_schema|inputSchema)"')
 _BREAKS = (re.compile(r"(\n\s*\n+)"), re.compile(r"(?<=>)(\n)(?=<)"), re.compile(r"(\n)"))
 
 
@@ -92,13 +90,9 @@ def _reorder_candidate(
     if other is None:
         return None
     char = next((k for k, (a, b) in enumerate(zip(texts[index], texts[other], strict=False)) if a != b), 0)
-    kind = "few_shot_reordered" if site.role == "system" else "passages_reordered"
-    what = "passages"
-    if share(_is_tool, {passage for moved in _moved(index, other, texts, pattern, ranks) for passage in moved}) > 0.5:
-        kind, what = "tools_reordered", "tools"
     return Candidate(
-        kind=kind,
-        title=f"The same {what} in changing order",
+        kind="few_shot_reordered" if site.role == "system" else "passages_reordered",
+        title="The same passages in changing order",
         place=Place(f"{site.description}, character {char}", site.index, site.role, None, char),
         examples=_side_by_side(index, other, texts, pattern, ranks, requests),
         mend="Give passages (examples, retrieved documents) in one order for all requests: the most used first",
@@ -107,11 +101,6 @@ def _reorder_candidate(
         details={"passages": len(ranks), "reordered": len(reordered)},
         min_gain=0.005,
     )
-
-
-def _is_tool(passage: str) -> bool:
-    """Whether a passage is a tool's declaration as JSON."""
-    return passage.startswith("{") and '"name"' in passage and _SCHEMA_KEY.search(passage) is not None
 
 
 def _side_by_side(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caudex.analysis.breakers.candidate import Candidate, Place
+from caudex.analysis.breakers.declared import find_declared_tool_breakers
 from caudex.analysis.breakers.history import find_history_breakers
 from caudex.analysis.breakers.linear import find_linear_history_breakers
 from caudex.analysis.breakers.merging import merged
@@ -22,6 +23,12 @@ from caudex.trace.request import Request
 
 SEARCH_REQUESTS = 600
 """Mends are compared on this many requests from the front; those that pay are then replayed on the whole log."""
+
+TIE = 0.005
+"""Mends whose rates lie no further apart pay alike."""
+
+_UNTELLING = frozenset({"varying_value", "system_prompt_versions", "history_inserted", "history_rewritten"})
+"""Kinds that say that something changes, not what: any defect of another kind may look like one of these too."""
 
 MAX_FINDINGS = 8
 MAX_CANDIDATES = 24
@@ -84,6 +91,7 @@ def find_breakers(
 def _candidates(requests: list[Request], encoder: PromptEncoder, read: Callable[[str], str]) -> Iterator[Candidate]:
     yield from find_slots(requests, read)
     yield from find_tool_breakers(requests)
+    yield from find_declared_tool_breakers(requests, read)
     yield from find_history_breakers(requests)
     yield from find_linear_history_breakers(requests, read)
     yield from find_reordered(requests)
@@ -104,7 +112,7 @@ def _greedy(
     while left and len(chosen) < MAX_FINDINGS:
         progress(f"trying {len(left)} mends")
         rates = [replay(candidate.rewrite(requests), encoder, block_size).hit_rate for candidate in left]
-        best = int(np.argmax(rates))
+        best = _best(left, rates)
         if rates[best] - rate < left[best].min_gain:
             best = _key_to_a_lock(requests, left, rate, encoder, block_size)
             if best < 0:
@@ -116,6 +124,13 @@ def _greedy(
         if not left or _rate_with_all(requests, left, encoder, block_size) - rate < min(c.min_gain for c in left):
             break
     return chosen
+
+
+def _best(candidates: list[Candidate], rates: list[float]) -> int:
+    """The mend that pays most; of those that pay as much, one that says what the defect is."""
+    best = int(np.argmax(rates))
+    telling = [n for n, c in enumerate(candidates) if c.kind not in _UNTELLING and rates[n] >= rates[best] - TIE]
+    return max(telling, key=lambda number: rates[number], default=best)
 
 
 def _rate_with_all(

@@ -118,7 +118,11 @@ def _parsed(text: str, fallback: Any) -> Any:
 
 def find_slots(requests: list[Request], read: Callable[[str], str]) -> Iterator[Candidate]:
     """`read` turns text of the requests into what a person would read (token ids decoded)."""
-    for site in sites_of(requests):
+    yield from find_slots_at(sites_of(requests), requests, read)
+
+
+def find_slots_at(sites: list[Site], requests: list[Request], read: Callable[[str], str]) -> Iterator[Candidate]:
+    for site in sites:
         texts = texts_at(site, requests)
         if len(set(texts.values())) < 2:
             continue
@@ -139,9 +143,12 @@ def sites_of(requests: list[Request]) -> list[Site]:
             sites[Site(index, None, "system")] = None
         if head < len(request.messages):
             sites[Site(head, None, str(request.messages[head].get("role")))] = None
-        for tool in request.tools or ():
-            sites[Site(None, tool_name(tool), None)] = None
+        sites.update(dict.fromkeys(tool_sites_of(request)))
     return [site for site in sites if site.is_operators or site.role in {"user", None}]
+
+
+def tool_sites_of(request: Request) -> list[Site]:
+    return [Site(None, tool_name(tool), None) for tool in request.tools or ()]
 
 
 def texts_at(site: Site, requests: list[Request]) -> dict[int, str]:
