@@ -649,3 +649,27 @@ def test_the_next_turn_hits_all_but_the_last_token_of_an_answer() -> None:
     run_to_end(engine)
     assert_all_right(engine, [first, second])
     assert second.num_cached == 10
+
+
+def test_a_long_prompt_holds_up_no_answer() -> None:
+    engine = make_engine(40, token_budget=16)
+    first = make_state(0, random_tokens(0, 5), 12)
+    submit_all(engine, [first])
+    engine.step()
+    submit_all(engine, [make_state(1, random_tokens(1, 100), 1)])
+    for _ in range(5):
+        engine.step()
+    assert len(first.output) == 6
+
+
+def test_an_answer_is_found_while_it_grows() -> None:
+    engine = make_engine(40)
+    first = make_state(0, random_tokens(0, 5), 30)
+    submit_all(engine, [first])
+    for _ in range(16):
+        engine.step()
+    second = make_state(1, first.tokens().tolist(), 1)
+    submit_all(engine, [second])
+    engine.step()
+    assert second.num_cached is not None
+    assert second.num_cached > 20 - 4, "less than a block behind what is computed"
