@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from caudex.cache import PrefixCache
 from caudex.cache.events import EventPublisher
+from caudex.gateway import kv_subscriber
 from caudex.gateway.kv_subscriber import KvSubscriber
 from caudex.gateway.token_prompt import TokenPrompts
 from caudex.gateway.upstream_pool import UpstreamPool, parse_endpoint
@@ -121,8 +122,11 @@ class LossyLine:
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(replay: bool) -> None:
+def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(
+    replay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lost batches hold a removal: the old prompt must not be credited, whether or not they can be had again."""
+    monkeypatch.setattr(kv_subscriber, "SILENCE", 2 * PATIENCE)
     cache = PrefixCache(8, BLOCK)
     old, lost, kept, after = (list(range(start, start + 64)) for start in range(0, 4_000, 1_000))
 
@@ -147,6 +151,33 @@ def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(replay:
             assert cache.match([*old, 0]).num_tokens == believed(index, fleet, old) == 0
             assert believed(index, fleet, kept) == (64 if replay else 0)
             assert index.num_blocks(0) == (cache.num_cached_blocks if replay else 4)
+        finally:
+            subscriber.close()
+            line.close()
+
+    with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
+        asyncio.run(run(publisher))
+
+
+def test_the_last_batch_before_a_silence_is_asked_for_when_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscriber, "SILENCE", 0.2)
+    cache = PrefixCache(8, BLOCK)
+    old, lost = list(range(64)), list(range(1_000, 1_128))
+
+    async def run(publisher: EventPublisher) -> None:
+        fleet, index, line = Fleet(), EventIndex(), LossyLine(publisher)
+        fleet.join("http://w:1")
+        worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
+        subscriber = KvSubscriber(worker, index, line.endpoint, publisher.replay_endpoint)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await line.connected(cache)
+            store(cache, old)
+            await until(lambda: believed(index, fleet, old) == 64)
+            line.losing = True
+            store(cache, lost)
+            await until(lambda: believed(index, fleet, lost) == 128)
+            assert believed(index, fleet, old) == 0
         finally:
             subscriber.close()
             line.close()

@@ -16,6 +16,9 @@ log = logging.getLogger("caudex.gateway")
 _END_OF_REPLAY = (1 << 64) - 1
 _REPLAY_TIMEOUT = 5.0
 
+SILENCE = 5.0
+"""Seconds without an event after which one asks whether any was lost: only the next one would show the gap."""
+
 
 def publisher_address(pattern: str, worker: Endpoint) -> str:
     """Where a worker publishes: a * stands for its host, and a port such as +1000 for its own port plus 1000, by which
@@ -27,8 +30,9 @@ def publisher_address(pattern: str, worker: Endpoint) -> str:
 class KvSubscriber:
     """Keeps the index in step with what a worker publishes: frames [topic, sequence number, batch].
 
-    Numbers count up by one from zero. On a gap what is missing is asked for on the replay socket; where there is none,
-    or it no longer has it, all that is believed of the worker is dropped, since a removal may be among what was lost.
+    Numbers count up by one from zero. On a gap, and after a silence, what is missing is asked for on the replay socket;
+    where there is none, or it no longer has it, all that is believed of the worker is dropped, since a removal may be
+    among what was lost.
     A number lower than expected is a new publisher: its cache began empty, and so does the index.
     """
 
@@ -57,6 +61,9 @@ class KvSubscriber:
         try:
             await self._catch_up()
             while True:
+                if not await socket.poll(SILENCE * 1000):
+                    await self._catch_up()
+                    continue
                 frames = await socket.recv_multipart()
                 if len(frames) == 3 and len(frames[1]) == 8:
                     await self._take(int.from_bytes(frames[1], "big"), frames[2])
