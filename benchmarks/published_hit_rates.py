@@ -81,7 +81,9 @@ def routing_rows(log: Path) -> Iterator[RoutingRow]:
 
     def run(policy: str, replicas: int = REPLICAS, **settings: object) -> SequentialResult:
         blocks = REPLICA_BLOCKS * REPLICAS // replicas
-        return replay_sequentially(workload, make_policy(policy, **settings), num_replicas=replicas, num_blocks=blocks)
+        return replay_sequentially(
+            workload, make_policy(policy, **settings), num_replicas=replicas, num_blocks=blocks, eviction="lru"
+        )
 
     def row(name: str, result: SequentialResult, figures: tuple[str, str], *, compared: bool = True) -> RoutingRow:
         return RoutingRow(name, result.hit_rate, result.imbalance, figures, compared)
@@ -123,6 +125,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, help="the folder of the logs")
     args = parser.parse_args()
+    for name in {name for name, _ in BY_POLICY}:
+        if not (log := args.traces / f"{name}.jsonl.gz").exists():
+            parser.error(f"--traces: there is no {log}")
     console = Console(width=120)
     agrees = show_policies(args.traces, console)
     agrees &= show_routing(args.traces, console)
