@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from caudex.bench import client
 from caudex.bench.client import Endpoint, Record, ServerError, first_model, measure, request_bytes
 
 EVENTS = (
@@ -104,3 +105,15 @@ def test_a_url_may_end_with_the_version(url: str) -> None:
 def test_a_key_is_sent_when_there_is_one() -> None:
     assert b"Authorization: Bearer k\r\n" in request_bytes(Endpoint("http://h", "m", "k"), "GET", "/", b"")
     assert b"Authorization" not in request_bytes(Endpoint("http://h", "m"), "GET", "/", b"")
+
+
+def test_a_server_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "DOCUMENT_TIMEOUT", 0.2)
+
+    async def run() -> None:
+        async with await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0) as silent:
+            port = silent.sockets[0].getsockname()[1]
+            with pytest.raises(ServerError, match=f"127.0.0.1:{port} did not answer GET /v1/models within 0.2 s"):
+                await first_model(Endpoint(f"http://127.0.0.1:{port}", "m"))
+
+    asyncio.run(run())

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 MAX_LINE = 2**24
+DOCUMENT_TIMEOUT = 30.0
 
 
 class ServerError(Exception):
@@ -133,19 +134,27 @@ async def get(endpoint: Endpoint, path: str) -> bytes:
     """GET a document.
 
     Raises:
-        ServerError: a status other than 200.
+        ServerError: a status other than 200, or no whole answer within `DOCUMENT_TIMEOUT` seconds.
     """
+    try:
+        async with asyncio.timeout(DOCUMENT_TIMEOUT):
+            status, body = await exchange(endpoint, path)
+    except TimeoutError as error:
+        raise ServerError(f"{endpoint.url} did not answer GET {path} within {DOCUMENT_TIMEOUT:g} s") from error
+    if status != 200:
+        raise ServerError(f"GET {path}: status {status}: {body[:500].decode(errors='replace')}")
+    return body
+
+
+async def exchange(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
     reader, writer = await connect(endpoint)
     try:
         writer.write(request_bytes(endpoint, "GET", path, b""))
         await writer.drain()
         status, headers = await read_head(reader)
-        body = await read_body(reader, headers)
+        return status, await read_body(reader, headers)
     finally:
         writer.close()
-    if status != 200:
-        raise ServerError(f"GET {path}: status {status}: {body[:500].decode(errors='replace')}")
-    return body
 
 
 async def first_model(endpoint: Endpoint) -> str:
