@@ -57,9 +57,9 @@ const std::int64_t* reusable_column(const BlockPaths& log, const Integers& reusa
 // ----------------------------------------------------------------------------------------------- building a log
 
 // A log that grows by batches, and the paths of its requests.
-template <class Symbol>
+template <class Symbol, class Symbols>
 struct PathBuilder {
-  offline::PathTreeBuilder<Symbol> tree;
+  offline::PathTreeBuilder<Symbol, Symbols> tree;
   std::vector<offline::Path> paths;
 
   // Request i of the batch is the first lengths[i] of values[offsets[i] .. offsets[i + 1]), from root roots[i].
@@ -96,9 +96,9 @@ struct PathBuilder {
   std::size_t bytes() const { return tree.bytes() + paths.capacity() * sizeof(offline::Path); }
 };
 
-template <class Symbol>
+template <class Symbol, class Symbols>
 void bind_builder(nb::module_& m, const char* name) {
-  using Builder = PathBuilder<Symbol>;
+  using Builder = PathBuilder<Symbol, Symbols>;
   nb::class_<Builder>(m, name)
       .def(nb::init<>())
       .def("add", &Builder::add, "values"_a, "offsets"_a, "lengths"_a, "roots"_a)
@@ -323,8 +323,8 @@ void bind_replays(nb::module_& m) {
 }  // namespace
 
 void bind_offline(nb::module_& m) {
-  bind_builder<Token>(m, "TokenPathBuilder");
-  bind_builder<std::int64_t>(m, "BlockPathBuilder");
+  bind_builder<Token, offline::TokenCodes>(m, "TokenPathBuilder");
+  bind_builder<std::int64_t, offline::WholeSymbols<std::int64_t>>(m, "BlockPathBuilder");
   bind_distinct_ids(m);
   bind_paths(m);
   bind_replays(m);

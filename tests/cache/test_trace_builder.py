@@ -137,6 +137,32 @@ def test_repeating_a_log_costs_16_bytes_a_request() -> None:
     assert builder.num_bytes - before <= 16 * 1024
 
 
+def test_a_distinct_block_of_16_tokens_costs_at_most_40_bytes() -> None:
+    random = np.random.default_rng(0)
+    builder = TraceBuilder("tokens")
+    for _ in range(100):
+        prompts = random.integers(0, 150_000, 10 * 4000, dtype=np.int32)
+        builder.add(prompts, np.arange(11) * 4000, [4000] * 10)
+    assert builder.num_distinct_tokens > 3_999_000
+    assert builder.num_bytes <= 40 * builder.num_distinct_tokens / 16
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 1), max_size=40), max_size=12), st.data())
+def test_ids_of_any_size_are_told_apart(prompts: list[list[int]], data: st.DataObject) -> None:
+    """Prompts that leave others somewhere, with another token there."""
+    for prompt in list(prompts):
+        if prompt:
+            at = data.draw(st.integers(0, len(prompt) - 1))
+            prompts.append([*prompt[:at], prompt[at] ^ 1, *prompt[at + 1 :]])
+    known = fed([("", prompt) for prompt in prompts], "tokens", 4)[1]
+    seen: set[tuple[object, ...]] = set()
+    for prompt, count in zip(prompts, known, strict=True):
+        blocks = list(prefixes("", prompt, 1))
+        assert count == next((n for n, block in enumerate(blocks) if block not in seen), len(blocks))
+        seen.update(blocks)
+
+
 @pytest.mark.parametrize(
     ("kind", "unit", "size", "message"),
     [("tokens", 16, 16, "unit is 16"), ("blocks", 0, 16, "unit is 0"), ("blocks", 64, 96, "a multiple of 64")],

@@ -33,10 +33,10 @@ class DistinctIds {
 
   void insert(Block block) {
     if (4 * std::size_t{size_} >= 3 * slots_.size()) grow();
-    const Id id = builder_.symbol(block);
+    const Id id = builder_.symbols()[block];
     std::size_t i = home(id);
     for (; slots_[i] != 0; i = (i + 1) & (slots_.size() - 1)) {
-      if (builder_.symbol(slots_[i] - 1) == id) return;
+      if (builder_.symbols()[slots_[i] - 1] == id) return;
     }
     slots_[i] = block + 1;
     ++size_;
@@ -47,7 +47,7 @@ class DistinctIds {
     old.swap(slots_);
     for (std::uint32_t kept : old) {
       if (kept == 0) continue;
-      std::size_t i = home(builder_.symbol(kept - 1));
+      std::size_t i = home(builder_.symbols()[kept - 1]);
       while (slots_[i] != 0) i = (i + 1) & (slots_.size() - 1);
       slots_[i] = kept;
     }

@@ -1,56 +1,21 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 #include <stdexcept>
 #include <vector>
 
+#include "cache/offline/branch_symbols.hpp"
 #include "cache/offline/path_tree.hpp"
 
 namespace caudex::offline {
-
-// Symbols in one stretch of memory that grows by realloc(), which moves pages and not bytes once it is large: growing
-// never needs room for two copies.
-template <class Symbol>
-class SymbolStore {
- public:
-  SymbolStore() = default;
-  ~SymbolStore() { std::free(data_); }
-  SymbolStore(const SymbolStore&) = delete;
-  SymbolStore& operator=(const SymbolStore&) = delete;
-
-  const Symbol* operator+(std::size_t at) const { return data_ + at; }
-  std::size_t bytes() const { return capacity_ * sizeof(Symbol); }
-
-  void append(const Symbol* symbols, std::size_t count) {
-    if (size_ + count > capacity_) reserve(size_ + count);
-    std::memcpy(data_ + size_, symbols, count * sizeof(Symbol));
-    size_ += count;
-  }
-
- private:
-  void reserve(std::size_t wanted) {
-    const std::size_t capacity = std::max(wanted, capacity_ + capacity_ / 2);
-    auto* grown = static_cast<Symbol*>(std::realloc(data_, capacity * sizeof(Symbol)));
-    if (grown == nullptr) throw std::bad_alloc();
-    data_ = grown;
-    capacity_ = capacity;
-  }
-
-  Symbol* data_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
 
 // Builds a PathTree from paths of symbols: token ids, or the block ids of a hash trace. A symbol means what it means
 // behind the symbols before it; the same one behind two different paths makes two blocks, so ids whose parents disagree
 // are told apart. Paths from different roots (namespaces) share nothing.
 //
-// A path costs one comparison of memory, and one table probe for each branch on it. Memory: the distinct symbols, and at
-// most 56 bytes a branch, of which a request makes one at most.
-template <class Symbol>
+// A path costs one comparison of memory, and one table probe for each branch on it. Memory: what `Symbols` keeps of the
+// distinct symbols, and at most 64 bytes a branch, of which a request makes one at most.
+template <class Symbol, class Symbols = WholeSymbols<Symbol>>
 class PathTreeBuilder {
  public:
   struct Added {
@@ -61,7 +26,7 @@ class PathTreeBuilder {
   PathTreeBuilder() : slots_(64) {}
 
   const PathTree& tree() const { return tree_; }
-  const Symbol& symbol(Block block) const { return *(symbols_ + block); }
+  const Symbols& symbols() const { return symbols_; }
   std::size_t bytes() const {
     return symbols_.bytes() + slots_.size() * sizeof(Slot) + tree_.num_branches() * sizeof(PathTree::Branch);
   }
@@ -77,7 +42,7 @@ class PathTreeBuilder {
       if (next == kNoBranch) break;
       const Block begin = tree_[next].begin;
       const std::size_t common =
-          common_prefix(path + depth, symbols_ + begin, std::min<std::size_t>(length - depth, tree_.end(next) - begin));
+          symbols_.common_prefix(path + depth, length - depth, next, begin, tree_.end(next) - begin);
       branch = next;
       depth += common;
       behind = begin + common - 1;
@@ -98,17 +63,6 @@ class PathTreeBuilder {
     BranchId branch = kNoBranch;
   };
 
-  static std::size_t common_prefix(const Symbol* a, const Symbol* b, std::size_t n) {
-    std::size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      Symbol differ = 0;
-      for (std::size_t j = i; j < i + 16; ++j) differ |= a[j] ^ b[j];
-      if (differ != 0) break;
-    }
-    while (i < n && a[i] == b[i]) ++i;
-    return i;
-  }
-
   static std::uint64_t hash(std::uint64_t behind, Symbol first) {
     std::uint64_t x = behind * 0x9E3779B97F4A7C15u ^ static_cast<std::uint64_t>(first);
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
@@ -120,7 +74,7 @@ class PathTreeBuilder {
 
   // Whether that branch follows `behind` and begins with that symbol.
   bool is(BranchId id, std::uint64_t behind, Symbol first) const {
-    return behind_[id] == behind && *(symbols_ + tree_[id].begin) == first;
+    return behind_[id] == behind && symbols_.first(id, tree_[id].begin) == first;
   }
 
   BranchId find(std::uint64_t behind, Symbol first) const {
@@ -145,7 +99,7 @@ class PathTreeBuilder {
   }
 
   void place(BranchId branch) {
-    const std::uint64_t h = hash(behind_[branch], *(symbols_ + tree_[branch].begin));
+    const std::uint64_t h = hash(behind_[branch], symbols_.first(branch, tree_[branch].begin));
     std::size_t i = h & mask();
     while (slots_[i].branch != kNoBranch) i = (i + 1) & mask();
     slots_[i] = {static_cast<std::uint32_t>(h >> 32), branch};
@@ -157,7 +111,7 @@ class PathTreeBuilder {
   }
 
   PathTree tree_;
-  SymbolStore<Symbol> symbols_;         // by block
+  Symbols symbols_;
   std::vector<std::uint64_t> behind_;   // by branch: the block that it follows, or kRoots + root
   std::vector<Slot> slots_;             // at most half full
 };

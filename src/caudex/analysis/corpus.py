@@ -10,8 +10,9 @@ import msgspec
 from caudex.analysis.sessions import SessionFinder
 from caudex.trace.request import Message, Request, Tool
 
-DEFAULT_MAX_BYTES = 256 << 20
+DEFAULT_MAX_BYTES = 64 << 20
 _MIN_TELLING_CHARS = 12
+TOKEN_BYTES = 4
 
 
 class Corpus:
@@ -41,7 +42,7 @@ class Corpus:
         if request.tools is not None:
             request.tools = self._interned([self._interned(tool) for tool in request.tools])
         if request.messages is None:
-            self._used_bytes += len(request.text or "") + 8 * len(request.token_ids or ())
+            self._used_bytes += len(request.text or "") + TOKEN_BYTES * len(request.token_ids or ())
         if request.session is None and request.messages is not None:
             request.session = self._finder.session_of([id(turn) for turn in request.messages if _is_telling(turn)])
             self.sessions_inferred = True

@@ -51,7 +51,7 @@ class _Return:
     later: int
     kept: int
     output: list[int]
-    resent: list[int]
+    resent: Sequence[int]
 
 
 def retokenized_outputs(requests: Sequence[Request], measured: Measured) -> Iterator[Breaker]:
@@ -107,7 +107,7 @@ def _change(requests: Sequence[Request], begins: list[int], later: int) -> _Retu
     return None if best is None else best[1]
 
 
-def _compared(before: list[int], after: list[int]) -> tuple[int, str]:
+def _compared(before: Sequence[int], after: Sequence[int]) -> tuple[int, str]:
     """How many tokens the two have in common, in order, and what made the others differ: text tokenised otherwise puts
     a few tokens in the place of a few, an edit leaves tokens out or adds some."""
     blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()[:-1]
@@ -121,7 +121,7 @@ def _compared(before: list[int], after: list[int]) -> tuple[int, str]:
     return sum(block.size for block in blocks), kind
 
 
-def _common_start(a: list[int], b: list[int]) -> int:
+def _common_start(a: Sequence[int], b: Sequence[int]) -> int:
     pairs = zip(a, b, strict=False)
     return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
@@ -152,6 +152,6 @@ def _breaker(
     )
 
 
-def _example(line: int, ids: list[int], at: int) -> Example:
+def _example(line: int, ids: Sequence[int], at: int) -> Example:
     shown = " ".join(map(str, ids[at : at + SHOWN_IDS]))
     return Example(line, shown, " ".join(map(str, ids[max(0, at - 6) : at])))

@@ -6,6 +6,7 @@ a string of one character a token, and differences, templates and slots are foun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,12 +42,17 @@ class TokenText:
         turned = [replace(request, text=self._text(request.token_ids or []), token_ids=None) for request in requests]
         return turned if len(self._ids) <= MAX_DISTINCT else None
 
-    def _text(self, ids: list[int]) -> str:
-        for token in ids:
-            if token not in self._code_of_id:
-                self._code_of_id[token] = FIRST_CHARACTER + len(self._ids) % MAX_DISTINCT
-                self._ids.append(token)
-        return "".join(chr(self._code_of_id[token]) for token in ids)
+    def _text(self, ids: Sequence[int]) -> str:
+        distinct, places = np.unique(np.asarray(ids, dtype=np.int32), return_inverse=True)
+        codes = np.fromiter(map(self._code, distinct.tolist()), np.uint32, len(distinct))
+        return codes[places].tobytes().decode("utf-32-le")
+
+    def _code(self, token: int) -> int:
+        code = self._code_of_id.get(token)
+        if code is None:
+            self._code_of_id[token] = code = FIRST_CHARACTER + len(self._ids) % MAX_DISTINCT
+            self._ids.append(token)
+        return code
 
     def encode_batch(self, texts: list[str]) -> list[TokenArray]:
         return [self._encode(text) for text in texts]

@@ -15,9 +15,11 @@ from caudex.cache.block_trace import BlockTrace, check_lengths
 class TraceBuilder:
     """Takes a log batch by batch and keeps its distinct content: memory does not grow with what is repeated.
 
-    Of `kind` "tokens", requests are token ids, and traces of any block size can be made of them: 4 bytes a distinct
-    token. Of `kind` "blocks", they are ids of blocks of `unit` tokens, and block sizes are multiples of that: 8 bytes a
-    distinct block. Besides, at most 56 bytes for each request with something new in it and 16 for any request.
+    Of `kind` "tokens", requests are token ids, and traces of any block size can be made of them: 36 bytes for 16
+    distinct tokens, which tell exactly what is shared in a vocabulary of up to 65,536 tokens; in a larger one a request
+    may be credited the token behind what it shares, with probability 2^-16. Of `kind` "blocks", they are ids of
+    blocks of `unit` tokens, and block sizes are multiples of that: 8 bytes a distinct block. Besides, at most 64 bytes
+    for each request with something new in it and 16 for any request.
     """
 
     def __init__(self, kind: Literal["tokens", "blocks"], unit: int = 1) -> None:

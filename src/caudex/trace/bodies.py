@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -249,7 +250,7 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
         return
     for key in _TOKEN_KEYS:
         if isinstance(body.get(key), list) and body[key]:
-            request.token_ids = _token_ids(body[key], key)
+            request.token_ids = token_ids(body[key], key)
             return
     for key in _TEXT_KEYS:
         found = body.get(key)
@@ -264,7 +265,7 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
 
 def _fill_prompt_list(request: Request, prompt: list[Any]) -> None:
     if isinstance(prompt[0], int):
-        request.token_ids = _token_ids(prompt, "prompt")
+        request.token_ids = token_ids(prompt, "prompt")
     elif isinstance(prompt[0], str) and len(prompt) == 1:
         request.text = prompt[0]
     elif isinstance(prompt[0], dict):
@@ -292,11 +293,12 @@ def _integers(values: list[Any], key: str) -> list[int]:
     return values
 
 
-def _token_ids(values: list[Any], key: str) -> list[int]:
-    for value in _integers(values, key):
-        if not 0 <= value < MAX_TOKEN_ID:
-            raise ValueError(f"`{key}` holds {value}, which is no token id")
-    return values
+def token_ids(values: list[Any], key: str) -> Sequence[int]:
+    """The ids at 4 bytes each, since windows of long requests are held. Raises ValueError for what is no token id."""
+    if set(map(type, values)) <= {int} and min(values) >= 0 and max(values) < MAX_TOKEN_ID:
+        return array("i", values)
+    odd = next(value for value in values if type(value) is not int or not 0 <= value < MAX_TOKEN_ID)
+    raise ValueError(f"`{key}` holds {odd!r}, which is no token id")
 
 
 def _indexed_messages(body: dict[str, Any]) -> list[dict[str, Any]]:

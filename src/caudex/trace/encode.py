@@ -13,7 +13,7 @@ from caudex.trace.tokenizer import TokenArray, Tokenizer
 
 MIN_PIECE_CHARS = 2048
 PROBED_PROMPTS = 8
-DEFAULT_CACHE_BYTES = 256 << 20
+DEFAULT_CACHE_BYTES = 96 << 20
 BATCH_REQUESTS = 64
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<|return|>", "<|call|>", "</s>")
 

@@ -34,7 +34,7 @@ class Request:
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     text: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: Sequence[int] | None = None
     hash_ids: Sequence[int] | None = None
     block_size: int | None = None
     input_length: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from caudex.trace.bodies import parse_time
+from caudex.trace.bodies import parse_time, token_ids
 from caudex.trace.request import Request
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -51,7 +51,7 @@ def parse_server_line(text: str, line: int) -> Request | None:
         request.lora = lora[1] or lora[2]
     if (tokens := _TOKEN_IDS.search(text)) is not None:
         _refuse_cut(text, tokens)
-        request.token_ids = [int(token) for token in tokens[1].split(",")]
+        request.token_ids = token_ids([int(token) for token in tokens[1].split(",")], "prompt_token_ids")
     elif literal is not None and literal[1:-1]:
         request.text = ast.literal_eval(literal)
     else:
@@ -84,7 +84,7 @@ def parse_sglang_event(value: dict[str, Any], line: int) -> Request | None:
     lora = asked.get("lora_path")
     request.lora = lora if isinstance(lora, str) else None
     if isinstance(ids, list) and ids and all(type(token) is int for token in ids):
-        request.token_ids = ids
+        request.token_ids = token_ids(ids, "input_ids")
     elif isinstance(text, str) and text:
         request.text = text
     else:
