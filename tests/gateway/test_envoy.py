@@ -25,8 +25,16 @@ def address(port: int) -> dict[str, Any]:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
-def envoy_config(port: int, picker: int, body_mode: str) -> dict[str, Any]:
-    """Sends bodies to the picker, and requests to the address that it puts in the header."""
+ANY_ADDRESS = {
+    "name": "workers",
+    "type": "ORIGINAL_DST",
+    "lb_policy": "CLUSTER_PROVIDED",
+    "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
+}
+
+
+def envoy_config(port: int, picker: int, body_mode: str, workers: dict[str, Any]) -> dict[str, Any]:
+    """Sends bodies to the picker, and requests to the address that it chooses from the cluster of workers."""
     modes = {"request_body_mode": body_mode, "response_body_mode": "STREAMED"}
     if body_mode == "FULL_DUPLEX_STREAMED":
         modes["request_trailer_mode"] = "SEND"
@@ -37,10 +45,12 @@ def envoy_config(port: int, picker: int, body_mode: str) -> dict[str, Any]:
             "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
             "processing_mode": modes,
             "message_timeout": "10s",
+            "metadata_options": {"forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]}},
         },
     }
     routing = {"name": "envoy.filters.http.router", "typed_config": {"@type": f"{FILTERS}.http.router.v3.Router"}}
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "workers", "timeout": "60s"}}
+    retry = {"retry_on": "connect-failure", "num_retries": 1}
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "workers", "timeout": "60s", "retry_policy": retry}}
     manager = {
         "@type": f"{FILTERS}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "in",
@@ -62,12 +72,7 @@ def envoy_config(port: int, picker: int, body_mode: str) -> dict[str, Any]:
             "typed_extension_protocol_options": http2,
             "load_assignment": {"cluster_name": "picker", "endpoints": [endpoint]},
         },
-        {
-            "name": "workers",
-            "type": "ORIGINAL_DST",
-            "lb_policy": "CLUSTER_PROVIDED",
-            "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
-        },
+        workers,
     ]
     listeners = [{"name": "in", "address": address(port), "filter_chains": [chain]}]
     return {"static_resources": {"listeners": listeners, "clusters": clusters}}
@@ -77,9 +82,15 @@ def envoy_config(port: int, picker: int, body_mode: str) -> dict[str, Any]:
 def start_envoy(tmp_path: Path) -> Iterator[Callable[..., httpx.Client]]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(picker: int, body_mode: str = "BUFFERED", healthy: int = 200) -> httpx.Client:
+    def start(
+        picker: int,
+        body_mode: str = "BUFFERED",
+        healthy: int = 200,
+        fallback_workers: list[SmallWorker] | None = None,
+    ) -> httpx.Client:
         port, path = free_port(), tmp_path / "envoy.json"
-        path.write_text(json.dumps(envoy_config(port, picker, body_mode)))
+        workers = ANY_ADDRESS if fallback_workers is None else override_host_cluster(fallback_workers)
+        path.write_text(json.dumps(envoy_config(port, picker, body_mode, workers)))
         options = ["-c", str(path), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
         processes.append(subprocess.Popen([sys.executable, "-m", "envoy._main", *options]))
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
@@ -146,3 +157,52 @@ def test_tenants_salts_and_refusals(
     assert len(salts) == 1
     assert not salts & {"mine", "s", None}
     assert {key for worker in two_workers for key in worker.stats()["authorizations"]} == {None}
+
+
+def override_host_cluster(workers: list[SmallWorker]) -> dict[str, Any]:
+    """Tries the picker's addresses in order, and says which one it came to."""
+    policies = "type.googleapis.com/envoy.extensions.load_balancing_policies"
+    round_robin = {
+        "name": "envoy.load_balancing_policies.round_robin",
+        "typed_config": {"@type": f"{policies}.round_robin.v3.RoundRobin"},
+    }
+    override = {
+        "@type": f"{policies}.override_host.v3.OverrideHost",
+        "override_host_sources": [{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
+        "selected_host_key": {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]},
+        "fallback_policy": {"policies": [{"typed_extension_config": round_robin}]},
+    }
+    endpoints = [{"endpoint": {"address": address(worker.port)}} for worker in workers]
+    chosen = {"name": "envoy.load_balancing_policies.override_host", "typed_config": override}
+    return {
+        "name": "workers",
+        "type": "STATIC",
+        "load_balancing_policy": {"policies": [{"typed_extension_config": chosen}]},
+        "load_assignment": {"cluster_name": "workers", "endpoints": [{"lb_endpoints": endpoints}]},
+    }
+
+
+def test_envoy_goes_on_to_the_second_address_and_says_so(
+    tmp_path: Path,
+    two_workers: list[SmallWorker],
+    start_gateway: Callable[..., RunningGateway],
+    start_envoy: Callable[..., httpx.Client],
+) -> None:
+    """The first worker dies and, since no probe is due, only Envoy finds out."""
+    picker, log = free_port(), tmp_path / "access.log"
+    flags = ("--ext-proc-endpoints", "2", "--access-log", str(log), "--probe-interval", "600")
+    gateway = start_gateway(two_workers, "--ext-proc-port", str(picker), *flags)
+    envoy = start_envoy(picker, fallback_workers=two_workers)
+    body = chat_body("a", system="rules " * 5_000)
+    assert envoy.post("/v1/chat/completions", json=body).status_code == 200
+    home = max(two_workers, key=lambda worker: worker.stats()["requests"])
+    home.kill()
+    other = next(worker for worker in two_workers if worker is not home)
+    before = other.stats()["requests"]
+    assert envoy.post("/v1/chat/completions", json=body).status_code == 200
+    assert other.stats()["requests"] == before + 1
+    eventually(lambda: log.read_text().count("/v1/chat/completions") >= 2, "the access log")
+    chats = [json.loads(line) for line in log.read_text().splitlines() if "/v1/chat/completions" in line]
+    assert [line["worker"] for line in chats] == [home.url, other.url]
+    assert chats[1]["attempts"] == 2
+    assert gateway.metric("caudex_gateway_retries_total", worker=home.url) == 1

@@ -6,11 +6,15 @@ import logging
 import ssl
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from caudex.routing import POLICIES
+
+if TYPE_CHECKING:
+    from caudex.gateway.discovery import Source
+    from caudex.gateway.gateway import Gateway
 
 
 @click.command()
@@ -23,6 +27,13 @@ from caudex.routing import POLICIES
     "--ext-proc-port",
     type=click.IntRange(1, 65535),
     help="Also tells Envoy where to send requests: external processing (gRPC) on this port.",
+)
+@click.option(
+    "--ext-proc-endpoints",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Addresses that Envoy is told, the later ones to fall back on; more than one needs its override_host policy.",
 )
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="cost", show_default=True)
 @click.option("--tokenizer", help="The workers' tokenizer (a folder or hub id), to know prompts by their tokens.")
@@ -65,9 +76,7 @@ def command(
     host: str,
     port: int,
     ext_proc_port: int | None,
-    tenants: Path | None,
-    rules_path: Path | None,
-    access_log: TextIO | None,
+    ext_proc_endpoints: int,
     tls_cert: str | None,
     tls_key: str | None,
     log_level: str,
@@ -78,48 +87,59 @@ def command(
     The workers may be vLLM, SGLang, llama.cpp or Caudex servers. Ctrl-C finishes what is under way; a second one does
     not.
     """
-    from caudex.gateway.access_log import AccessLog
-    from caudex.gateway.discovery import DnsSource, FileSource, Source
-    from caudex.gateway.gateway import Gateway
-    from caudex.gateway.rules import read_rules
-    from caudex.gateway.serve import run_gateway
-    from caudex.gateway.settings import GatewaySettings
-    from caudex.gateway.tenants import read_tenants
+    from caudex.gateway.serve import ExtProc, run_gateway
 
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     if not (workers or workers_file or workers_dns or options["admin_key"]):
         raise click.UsageError("name at least one --worker, --workers-file or --workers-dns, or an --admin-key")
+    summary = options_line(options["policy"], workers)
     try:
-        sources: list[Source] = [] if workers_file is None else [FileSource(workers_file)]
-        if workers_dns is not None:
-            sources.append(DnsSource(workers_dns))
-        settings = GatewaySettings(
-            snapshot_path=options.pop("snapshot"),
-            max_concurrency_per_worker=options.pop("max_concurrency"),
-            **options,
-        )
-        gateway = Gateway(
-            settings,
-            tenants=None if tenants is None else read_tenants(tenants),
-            access_log=None if access_log is None else AccessLog(access_log),
-            rules=None if rules_path is None else read_rules(rules_path),
-        )
         run_gateway(
-            gateway,
+            _gateway(**options),
             list(workers),
-            sources,
+            _sources(workers_file, workers_dns),
             host=host,
             port=port,
             tls=_tls_context(tls_cert, tls_key),
-            ext_proc_port=ext_proc_port,
+            ext_proc=None if ext_proc_port is None else ExtProc(ext_proc_port, ext_proc_endpoints),
             on_ready=lambda bound_host, bound_port: click.echo(
-                f"caudex route: {options_line(settings.policy, workers)} at http://{bound_host}:{bound_port}", err=True
+                f"caudex route: {summary} at http://{bound_host}:{bound_port}", err=True
             ),
         )
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _gateway(
+    tenants: Path | None,
+    rules_path: Path | None,
+    access_log: TextIO | None,
+    snapshot: Path | None,
+    max_concurrency: int,
+    **settings: Any,
+) -> Gateway:
+    from caudex.gateway.access_log import AccessLog
+    from caudex.gateway.gateway import Gateway
+    from caudex.gateway.rules import read_rules
+    from caudex.gateway.settings import GatewaySettings
+    from caudex.gateway.tenants import read_tenants
+
+    return Gateway(
+        GatewaySettings(snapshot_path=snapshot, max_concurrency_per_worker=max_concurrency, **settings),
+        tenants=None if tenants is None else read_tenants(tenants),
+        access_log=None if access_log is None else AccessLog(access_log),
+        rules=None if rules_path is None else read_rules(rules_path),
+    )
+
+
+def _sources(workers_file: Path | None, workers_dns: str | None) -> list[Source]:
+    """Where workers come from besides the flags."""
+    from caudex.gateway.discovery import DnsSource, FileSource
+
+    sources: list[Source] = [] if workers_file is None else [FileSource(workers_file)]
+    return sources if workers_dns is None else [*sources, DnsSource(workers_dns)]
 
 
 def options_line(policy: str, workers: tuple[str, ...]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from caudex.gateway.attempt import Usage
-from caudex.routing import Candidate, Reason, RouteRequest
+from caudex.routing import Candidate, Ranking, Reason, RouteRequest
 
 if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
@@ -32,22 +34,32 @@ class Decisions:
     ) -> Candidate | None:
         """The best worker not yet tried, or, where there is no other, the one that may be tried `again`. A `home`, if
         it is available, comes before all."""
-        gateway = self._gateway
-        if not tried and home is not None and gateway.fleet.available[home]:
+        if not tried and home is not None and self._gateway.fleet.available[home]:
             return Candidate(home, Reason.SESSION, None)
-        began = time.perf_counter()
-        ranking = gateway.policy.rank(features, gateway.fleet, time.monotonic())
-        if tried:
-            candidates = list(ranking)
-            fresh = [candidate for candidate in candidates if candidate.worker not in tried]
-            repeated = [candidate for candidate in candidates if candidate.worker == again]
-            candidate = next(iter(fresh or repeated), None)
-        else:
-            candidate = ranking.best
-        gateway.metrics.decision_seconds.observe(time.perf_counter() - began)
-        if candidate is not None:
-            gateway.metrics.decisions.labels(gateway.settings.policy, candidate.reason.label).inc()
+        with self._timed():
+            ranking = self._rank(features)
+            if tried:
+                candidates = list(ranking)
+                fresh = [candidate for candidate in candidates if candidate.worker not in tried]
+                repeated = [candidate for candidate in candidates if candidate.worker == again]
+                candidate = next(iter(fresh or repeated), None)
+            else:
+                candidate = ranking.best
+        self._count(candidate)
         return candidate
+
+    def shortlist(
+        self, features: RouteRequest, count: int, *, home: int | None = None, allowed: Set[int] | None = None
+    ) -> list[Candidate]:
+        """The best `count` workers in order, of those that are allowed (None: all). A `home` comes first and alone:
+        no other worker has what the request builds on."""
+        if home is not None and self._gateway.fleet.available[home] and (allowed is None or home in allowed):
+            return [Candidate(home, Reason.SESSION, None)]
+        with self._timed():
+            ranking = self._rank(features)
+            chosen = list(islice((c for c in ranking if allowed is None or c.worker in allowed), count))
+        self._count(chosen[0] if chosen else None)
+        return chosen
 
     def compare(self, candidate: Candidate, num_tokens: int, usage: Usage) -> None:
         """Holds a prediction against the truth: shares of the prompt, since `num_tokens` may be but an estimate."""
@@ -65,3 +77,17 @@ class Decisions:
                 *gateway.honesty.predicted_and_reported(worker.slot),
             )
             gateway.drop_index(worker, "drift")
+
+    def _rank(self, features: RouteRequest) -> Ranking:
+        return self._gateway.policy.rank(features, self._gateway.fleet, time.monotonic())
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._gateway.metrics.decision_seconds.observe(time.perf_counter() - began)
+
+    def _count(self, candidate: Candidate | None) -> None:
+        if candidate is not None:
+            metrics, policy = self._gateway.metrics, self._gateway.settings.policy
+            metrics.decisions.labels(policy, candidate.reason.label).inc()

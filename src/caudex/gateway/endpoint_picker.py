@@ -1,10 +1,12 @@
 """The same decisions for Envoy: external processing, by the endpoint-picker protocol of the Gateway API's inference
 extension.
 
-Envoy relays the bytes and asks here where each request should go. The answer is the worker's address in the header
-`x-gateway-destination-endpoint` and in the dynamic metadata `envoy.lb`. The request's body must be sent here (BUFFERED
-or FULL_DUPLEX_STREAMED), since the prompt is in it. The answer's body (STREAMED) may be: it tells when the request is
-over, and what the worker had cached; without it a request counts as over when its answer begins.
+Envoy relays the bytes and asks here where each request should go. The answer is the worker's address, or several in the
+order in which to try them, in the header `x-gateway-destination-endpoint` and in the dynamic metadata `envoy.lb`. Envoy
+may name those to choose from (`envoy.lb.subset_hint`), and says with the answer which of several it came from. The
+request's body must be sent here (BUFFERED or FULL_DUPLEX_STREAMED), since the prompt is in it. The answer's body
+(STREAMED) may be: it tells when the request is over, and what the worker had cached; without it a request counts as
+over when its answer begins.
 """
 
 from __future__ import annotations
@@ -41,25 +43,31 @@ from grpclib.server import Server
 
 from caudex.gateway.access_log import AccessRecord
 from caudex.gateway.attempt import read_usage
+from caudex.gateway.grpc_health import GrpcHealth
 from caudex.gateway.http_messages import Header, HttpError, HttpRequest, error_body
-from caudex.routing import Candidate, Flight
+from caudex.routing import Candidate, Flight, RouteRequest
 
 if TYPE_CHECKING:
     from caudex.gateway.gateway import Gateway
 
 DESTINATION = "x-gateway-destination-endpoint"
+SERVED = f"{DESTINATION}-served"
+SUBSET = f"{DESTINATION}-subset"
 _METADATA_NAMESPACE = "envoy.lb"
+_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 _MAX_PIECE = 62_000
 """Bytes of body in one message to Envoy, whose own limit is 64 KB."""
 
 
 class EndpointPicker(ExternalProcessorBase):  # type: ignore[misc]
-    """A gRPC service beside the gateway, with the same workers, policy, tenants and metrics. One call a request."""
+    """A gRPC service beside the gateway, with the same workers, policy, tenants and metrics, and the health service
+    beside it. One call a request, answered with up to `num_endpoints` addresses."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, num_endpoints: int = 1) -> None:
         super().__init__()
         self._gateway = gateway
-        self._server = Server([self])
+        self._num_endpoints = num_endpoints
+        self._server = Server([self, GrpcHealth(self._is_ready)])
 
     async def start(self, host: str, port: int) -> None:
         await self._server.start(host, port)
@@ -69,7 +77,7 @@ class EndpointPicker(ExternalProcessorBase):  # type: ignore[misc]
         await self._server.wait_closed()
 
     async def process(self, messages: AsyncIterator[ProcessingRequest]) -> AsyncIterator[ProcessingResponse]:
-        exchange = _Exchange(self._gateway)
+        exchange = _Exchange(self._gateway, self._num_endpoints)
         try:
             async for message in messages:
                 for answer in exchange.take(message):
@@ -77,19 +85,26 @@ class EndpointPicker(ExternalProcessorBase):  # type: ignore[misc]
         finally:
             exchange.close()
 
+    def _is_ready(self) -> bool:
+        """It knows workers and is not about to end. That none of them is up is for its answers to say: 503."""
+        return len(self._gateway.fleet) > 0 and not self._gateway.closing
+
 
 class _Exchange:
     """One request's way through Envoy. Whatever happens its flight lands once, in `close`."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, num_endpoints: int) -> None:
         self._gateway = gateway
+        self._num_endpoints = num_endpoints
+        self._allowed: frozenset[int] | None = None
         self._headers: list[Header] = []
         self._pieces: list[bytes] = []
         self._num_bytes = 0
         self._duplex = False
         self._request: HttpRequest | None = None
         self._record: AccessRecord | None = None
-        self._candidate: Candidate | None = None
+        self._features: RouteRequest | None = None
+        self._candidates: list[Candidate] = []
         self._flight: Flight | None = None
         self._tail = b""
 
@@ -98,12 +113,16 @@ class _Exchange:
         if message.protocol_config is not None:
             mode = message.protocol_config.request_body_mode
             self._duplex = mode is ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED
+        hint = _metadata(message, _SUBSET_NAMESPACE, SUBSET)
+        if hint is not None:
+            self._allowed = self._slots(_strings(hint))
         if message.request_headers is not None:
             yield from self._request_headers(message.request_headers)
         elif message.request_body is not None:
             yield from self._request_body(message.request_body)
         elif message.response_headers is not None:
-            self._answered(_plain(message.response_headers.headers or HeaderMap()))
+            served = _metadata(message, _METADATA_NAMESPACE, SERVED)
+            self._answered(_plain(message.response_headers.headers or HeaderMap()), _strings(served))
             yield ProcessingResponse(response_headers=HeadersResponse())
         elif message.response_body is not None:
             self._watch(message.response_body.body)
@@ -117,12 +136,12 @@ class _Exchange:
         gateway, request, record = self._gateway, self._request, self._record
         if request is None or record is None:
             return
-        if self._flight is not None and self._candidate is not None:
+        if self._flight is not None:
             gateway.fleet.land(self._flight, time.monotonic())
             usage = read_usage(self._tail)
             if usage is not None:
                 record.reported_cached_tokens = usage.cached_tokens
-                gateway.decisions.compare(self._candidate, record.prompt_tokens, usage)
+                gateway.decisions.compare(self._candidates[0], record.prompt_tokens, usage)
         gateway.write_down(record, request)
 
     def _request_headers(self, message: HttpHeaders) -> Iterator[ProcessingResponse]:
@@ -183,27 +202,75 @@ class _Exchange:
         return HttpRequest(method, path, self._headers, True, body=body, received_at=time.monotonic())
 
     def _choose(self, request: HttpRequest, record: AccessRecord) -> str:
-        """The address of the worker for this request, whose flight begins; HttpError if it may not be sent."""
+        """The addresses of the workers for this request, whose flight to the first begins; HttpError if it may not be
+        sent."""
         gateway = self._gateway
         asked = gateway.relay.read(request, record)
-        features, candidate = asked.features, gateway.decisions.choose(asked.features, home=asked.home)
-        if candidate is None:
+        self._features = asked.features
+        self._candidates = gateway.decisions.shortlist(
+            asked.features, self._num_endpoints, home=asked.home, allowed=self._allowed
+        )
+        if not self._candidates:
             raise HttpError(503, "no worker is available", "overloaded_error", 1.0)
-        worker, cached, now = gateway.workers.at(candidate.worker), candidate.cached_tokens or 0, time.monotonic()
-        record.worker, record.reason, record.attempts = worker.url, candidate.reason.label, 1
-        record.predicted_cached_tokens = cached
-        gateway.policy.record(features, worker.slot, now)
-        self._candidate, self._flight = candidate, gateway.fleet.dispatch(worker.slot, features.num_tokens, cached, now)
-        return worker.pool.endpoint.authority.decode("ascii")
+        record.reason, record.attempts = self._candidates[0].reason.label, 1
+        self._send()
+        workers = [gateway.workers.at(candidate.worker) for candidate in self._candidates]
+        return ",".join(worker.pool.endpoint.authority.decode("ascii") for worker in workers)
 
-    def _answered(self, headers: list[Header]) -> None:
-        if self._flight is not None and self._record is not None:
-            self._record.status = int(dict(headers).get(b":status", b"0"))
-            self._gateway.fleet.first_token(self._flight, time.monotonic())
+    def _send(self) -> None:
+        """The request is on its way to the first of the candidates."""
+        gateway, candidate, now = self._gateway, self._candidates[0], time.monotonic()
+        assert self._features is not None
+        assert self._record is not None
+        cached = candidate.cached_tokens or 0
+        self._record.worker = gateway.workers.at(candidate.worker).url
+        self._record.predicted_cached_tokens = cached
+        gateway.policy.record(self._features, candidate.worker, now)
+        self._flight = gateway.fleet.dispatch(candidate.worker, self._features.num_tokens, cached, now)
+
+    def _answered(self, headers: list[Header], served: list[str]) -> None:
+        if self._flight is None or self._record is None:
+            return
+        self._record.status = int(dict(headers).get(b":status", b"0"))
+        self._follow(self._slots(served))
+        self._gateway.fleet.first_token(self._flight, time.monotonic())
+
+    def _follow(self, served: frozenset[int]) -> None:
+        """Where Envoy had to go on to a later candidate, the request is that one's."""
+        while self._flight is not None and served and self._candidates[0].worker not in served:
+            if len(self._candidates) == 1:
+                return
+            self._gateway.metrics.retries.labels(self._gateway.workers.at(self._candidates[0].worker).url).inc()
+            self._gateway.fleet.land(self._flight, time.monotonic())
+            del self._candidates[0]
+            assert self._record is not None
+            self._record.attempts += 1
+            self._send()
+
+    def _slots(self, addresses: list[str]) -> frozenset[int]:
+        """The workers at these addresses; others, and empty names, are nobody's."""
+        wanted = {address.encode("utf-8", "replace") for address in addresses}
+        return frozenset(w.slot for w in self._gateway.workers.all() if w.pool.endpoint.authority in wanted)
 
     def _watch(self, piece: bytes) -> None:
         """Keeps the end of the answer, where the worker says what it had cached."""
         self._tail = (self._tail + piece)[-4_096:]
+
+
+def _metadata(message: ProcessingRequest, namespace: str, name: str) -> Value | None:
+    """A field of the filter metadata that Envoy sent along, if it did."""
+    context = message.metadata_context
+    fields = None if context is None else context.filter_metadata.get(namespace)
+    return None if fields is None else fields.fields.get(name)
+
+
+def _strings(value: Value | None) -> list[str]:
+    """A list of strings, or one string with commas between them."""
+    if value is None:
+        return []
+    if value.list_value is not None:
+        return [item.string_value for item in value.list_value.values if item.string_value]
+    return [part.strip() for part in (value.string_value or "").split(",") if part.strip()]
 
 
 def _plain(headers: HeaderMap) -> list[Header]:

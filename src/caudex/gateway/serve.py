@@ -10,6 +10,7 @@ import resource
 import signal
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caudex.gateway.discovery import Source
@@ -23,6 +24,14 @@ log = logging.getLogger("caudex.gateway")
 _BACKLOG = 4_096
 
 
+@dataclass(frozen=True, slots=True)
+class ExtProc:
+    """Where Envoy asks which worker to send a request to, and how many it is told, the later ones to fall back on."""
+
+    port: int
+    num_endpoints: int = 1
+
+
 def run_gateway(
     gateway: Gateway,
     worker_urls: list[str],
@@ -31,7 +40,7 @@ def run_gateway(
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
-    ext_proc_port: int | None = None,
+    ext_proc: ExtProc | None = None,
     on_ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then finishes what is under way; a second signal does not wait.
@@ -46,7 +55,7 @@ def run_gateway(
         loop_factory = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_serve(gateway, worker_urls, sources, host, port, tls, ext_proc_port, on_ready))
+            runner.run(_serve(gateway, worker_urls, sources, host, port, tls, ext_proc, on_ready))
     finally:
         gc.unfreeze()
 
@@ -58,7 +67,7 @@ async def _serve(
     host: str,
     port: int,
     tls: ssl.SSLContext | None,
-    ext_proc_port: int | None,
+    ext_proc: ExtProc | None,
     on_ready: Callable[[str, int], None],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -69,8 +78,8 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    picker = None if ext_proc is None else await _endpoint_picker(gateway, host, ext_proc)
     server = await loop.create_server(gateway.connection, host, port, ssl=tls, backlog=_BACKLOG)
-    picker = None if ext_proc_port is None else await _endpoint_picker(gateway, host, ext_proc_port)
     await gateway.start(worker_urls, sources)
     # What is there now stays; the collector need not look at it again, and so takes no longer than a request does.
     gc.freeze()
@@ -88,13 +97,13 @@ async def _serve(
         await picker.close()
 
 
-async def _endpoint_picker(gateway: Gateway, host: str, port: int) -> EndpointPicker:
+async def _endpoint_picker(gateway: Gateway, host: str, ext_proc: ExtProc) -> EndpointPicker:
     try:
         from caudex.gateway.endpoint_picker import EndpointPicker
     except ImportError as error:
         raise ValueError("answering Envoy needs its interfaces: pip install 'caudex[envoy]'") from error
-    picker = EndpointPicker(gateway)
-    await picker.start(host, port)
+    picker = EndpointPicker(gateway, ext_proc.num_endpoints)
+    await picker.start(host, ext_proc.port)
     return picker
 
 
