@@ -137,7 +137,8 @@ def test_a_watch_tells_when_there_are_workers(
             async for answer in stream:
                 told.append(answer.status)
                 if len(told) == 2:
-                    return told
+                    await stream.cancel()
+                    break
                 headers = {"authorization": "Bearer k"}
                 add = gateway.client.post("/admin/workers", json={"url": worker.url}, headers=headers)
                 assert add.status_code == 200

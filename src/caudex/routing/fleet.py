@@ -177,6 +177,12 @@ class Fleet:
 
     def first_token(self, flight: Flight, now: float) -> None:
         """The worker answered with the first token: its prefill is done, and its speed is measured."""
+        if flight.first_token_at is None:
+            self.prefill_done(flight, now)
+            self._measure(flight, now)
+
+    def prefill_done(self, flight: Flight, now: float) -> None:
+        """The prompt is taken to be computed; for those who cannot see the first token, so nothing is measured."""
         if flight.first_token_at is not None:
             return
         slot = flight.worker
@@ -184,7 +190,6 @@ class Fleet:
         self.queued_tokens[slot] = max(0.0, self.queued_tokens[slot] - flight.uncached_tokens)
         self._waiting[slot] = max(0.0, self._waiting[slot] - 1)
         self.running[slot] += 1
-        self._measure(flight, now)
 
     def land(self, flight: Flight, now: float) -> None:
         """The request is over, however it ended."""
