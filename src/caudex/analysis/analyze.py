@@ -267,7 +267,7 @@ def _read_summary(opened: Log) -> ReadSummary:
     report = opened.report
     return ReadSummary(
         report.source, report.format, report.lines, report.bad_lines, report.other_lines,
-        tuple(report.bad_examples), dict(report.warnings),
+        tuple(report.bad_examples), tuple(report.bad_files), dict(report.warnings),
     )  # fmt: skip
 
 

@@ -74,7 +74,8 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
-    """How reading went. `warnings` are counts by message; `bad_examples` the first (line, reason)."""
+    """How reading went. `warnings` are counts by message; `bad_examples` the first (line, reason); `bad_files` the
+    files of a folder that could not be read, each counted as a bad line: (name, reason)."""
 
     source: str
     format: str
@@ -82,6 +83,7 @@ class ReadSummary:
     bad_lines: int
     other_lines: int
     bad_examples: tuple[tuple[int, str], ...]
+    bad_files: tuple[tuple[str, str], ...]
     warnings: dict[str, int]
 
 

@@ -51,6 +51,8 @@ def _opened(title: str, options: dict[str, Any]) -> Iterator[Any]:
 def _tell_problems(report: Any) -> None:
     for line, reason in report.bad_examples:
         click.echo(f"line {line} skipped: {reason}", err=True)
+    for name, reason in report.bad_files:
+        click.echo(f"{name} skipped: {reason}", err=True)
     if report.bad_lines:
         click.echo(f"{report.bad_lines} of {report.lines} lines skipped", err=True)
     for message, count in report.warnings.items():

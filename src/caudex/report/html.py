@@ -310,6 +310,7 @@ def _notes(analysis: Analysis) -> str:
         f"Read {read.lines:,} lines ({read.format}), {read.bad_lines:,} bad, {read.other_lines:,} about something else."
     )
     notes += [f"Line {line}: {reason}." for line, reason in read.bad_examples]
+    notes += [f"{name} skipped: {reason}." for name, reason in read.bad_files]
     notes += [f"{count:,} {message}." for message, count in read.warnings.items()]
     notes.append(
         "Requests are replayed one after another, each finished before the next; the last token is always computed."

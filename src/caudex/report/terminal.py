@@ -16,6 +16,7 @@ from caudex.report.numbers import bytes_text, count_text, duration_text, percent
 
 SHOWN_BREAKERS = 3
 SHOWN_CAPACITIES = 5
+SHOWN_FILES = 3
 BAR_WIDTH = 60
 
 
@@ -172,8 +173,11 @@ def _notes(analysis: Analysis) -> Text:
         notes.append(f"template: {analysis.template}")
     notes.append(f"{analysis.decision.speed.assumption}")
     read = analysis.read
-    if read.bad_lines:
+    notes += [f"{name} skipped: {reason}" for name, reason in read.bad_files[:SHOWN_FILES]]
+    if (more := len(read.bad_files) - SHOWN_FILES) > 0:
+        notes.append(f"and {more:,} more files skipped (--json lists them)")
+    if bad := read.bad_lines - len(read.bad_files):
         shown = "; ".join(f"line {line}: {reason}" for line, reason in read.bad_examples)
-        notes.append(f"{read.bad_lines:,} bad line{'s' * (read.bad_lines > 1)} skipped ({shown})")
+        notes.append(f"{bad:,} bad line{'s' * (bad > 1)} skipped ({shown})")
     notes += [f"{count:,} {message}" for message, count in read.warnings.items()]
     return Text("\n".join(f"· {note}" for note in notes), "dim")

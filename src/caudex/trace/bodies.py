@@ -20,8 +20,10 @@ import msgspec
 
 from caudex.trace.messages import normalize_messages, normalize_tools
 from caudex.trace.request import Request
+from caudex.trace.spans import is_otlp, otlp_records, with_flat_attributes
 
 MAX_DEPTH = 8
+MAX_ASIDE_DEPTH = 3
 MAX_TOKEN_ID = 1 << 31
 _LIST_KEYS = ("observations", "data")
 _TOKEN_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "tokens")
@@ -30,27 +32,31 @@ _TEXT_KEYS = ("prompt", "inputs", "input", "text", "gen_ai.prompt", "query")
 
 TIME_KEYS = (
     "timestamp", "arrivaltime", "starttime", "starttimeunixnano", "createdat", "requestcreatedat", "requesttime",
-    "receivedat", "inferencetime", "created", "time", "ts", "datetime", "date",
+    "receivedat", "inferencetime", "timeunixnano", "observedtimeunixnano", "created", "time", "ts", "datetime", "date",
 )  # fmt: skip
 SESSION_KEYS = (
     "sessionid", "xsessionid", "genaiconversationid", "conversationid", "chatid", "threadid", "heliconesessionid",
-    "litellmsessionid", "session", "promptcachekey", "traceid",
+    "litellmsessionid", "session", "promptcachekey",
 )  # fmt: skip
 TENANT_KEYS = (
-    "tenant", "tenantid", "user", "userid", "requestuserid", "heliconeuserid", "enduser", "customerid",
-    "userapikeyuserid", "userapikeyteamid", "organizationid", "enduserid",
+    "tenant", "tenantid", "enduser", "enduserid", "user", "userid", "requestuserid", "heliconeuserid", "customerid",
+    "userapikeyuserid", "userapikeyteamid", "organizationid",
 )  # fmt: skip
-MODEL_KEYS = ("model", "genairequestmodel", "llmmodelname", "modelname", "modelid", "requestmodel")
+MODEL_KEYS = ("model", "genairequestmodel", "llmmodelname", "modelname", "modelid", "requestmodel", "providedmodelname")
 SALT_KEYS = ("cachesalt",)
 LORA_KEYS = ("lora", "loraname", "lorapath", "lorarequest", "adapterid", "adapter", "loraid")
 REPLICA_KEYS = ("replica", "replicaid", "worker", "workerid", "workerurl", "instance", "instanceid", "pod", "podname")
 ID_KEYS = ("requestid", "id", "rid", "customid", "heliconeid", "eventid", "spanid", "litellmcallid")
 INPUT_LENGTH_KEYS = ("inputlength", "prompttokens", "inputtokens", "genaiusageinputtokens")
 OUTPUT_LENGTH_KEYS = ("outputlength", "completiontokens", "outputtokens", "genaiusageoutputtokens")
+_ANSWERS = frozenset({
+    "response", "output", "responsebody", "endpointoutput", "providerresponse", "genaioutputmessages",
+    "llmoutputmessages", "outputs",
+})  # fmt: skip
 _ASIDE = frozenset({
     "metadata", "attributes", "usage", "properties", "requestproperties", "extrabody", "modelparameters",
-    "optionalparams",
-    "headers", "requestheaders", "eventmetadata", "request", "info", "userinfo", "resource",
+    "optionalparams", "litellmparams", "proxyserverrequest", "requestermetadata", "body", "meta", "timing", "extra",
+    "invocationparams", "headers", "requestheaders", "eventmetadata", "request", "info", "userinfo", "resource",
 })  # fmt: skip
 
 
@@ -74,8 +80,8 @@ def parse_object(value: Any, line: int, field: str | None = None) -> list[Reques
         return [request for item in value for request in parse_object(item, line)]
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, not an object")
-    if "resourceSpans" in value:
-        return [request for span in _otlp_spans(value) for request in _parse_span(span, line)]
+    if is_otlp(value):
+        return [request for record in otlp_records(value) for request in _parse_record(record, line)]
     if (listed := _listed(value)) is not None:
         return [request for path in listed for request in [_build(path, line)]]
     path = find_body(value)
@@ -131,7 +137,7 @@ def _at_field(value: Any, line: int, field: str) -> Request:
 
 def find_body(root: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The objects on the way from `root` to the request body in it, the body last; None if there is none."""
-    queue: deque[list[dict[str, Any]]] = deque([[_with_flat_attributes(root)]])
+    queue: deque[list[dict[str, Any]]] = deque([[with_flat_attributes(root)]])
     while queue:
         path = queue.popleft()
         if _is_body(path[-1]):
@@ -139,7 +145,7 @@ def find_body(root: dict[str, Any]) -> list[dict[str, Any]] | None:
         if len(path) >= MAX_DEPTH:
             continue
         for key, child in path[-1].items():
-            if plain_key(key) in {"response", "output", "responsebody", "endpointoutput"}:
+            if plain_key(key) in _ANSWERS:
                 continue
             for inner in _objects_in(child, path[-1]):
                 queue.append([*path, inner])
@@ -152,11 +158,11 @@ def _objects_in(value: Any, parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
             value = {"messages": value}
     if isinstance(value, dict):
-        yield _with_flat_attributes(value)
+        yield with_flat_attributes(value)
     elif isinstance(value, list):
         for item in value[:4]:
             if isinstance(item, dict):
-                yield _with_flat_attributes(item)
+                yield with_flat_attributes(item)
 
 
 def _decoded(value: Any, encoding: str = "") -> Any:
@@ -185,8 +191,6 @@ def _is_body(value: dict[str, Any]) -> bool:
     if any(_is_messages(_decoded(value[key])) for key in _MESSAGE_KEYS if key in value):
         return True
     if any(isinstance(value.get(key), list) and value[key] for key in ("hash_ids", "block_hashes", *_TOKEN_KEYS)):
-        return True
-    if "gen_ai.prompt.0.content" in value:
         return True
     for key in _TEXT_KEYS:
         found = value.get(key)
@@ -222,12 +226,17 @@ def _surroundings(path: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The body, what holds it, and the side objects of each (metadata, usage, headers), nearest first."""
     for item in reversed(path):
         yield item
-        for key, value in item.items():
-            if plain_key(key) in _ASIDE and isinstance(value, dict):
-                yield value
-                for inner_key, inner in value.items():
-                    if plain_key(inner_key) in _ASIDE and isinstance(inner, dict):
-                        yield inner
+        yield from _asides(item, MAX_ASIDE_DEPTH)
+
+
+def _asides(item: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
+    for key, value in item.items():
+        if plain_key(key) == "usagedetails" and isinstance(value, dict):
+            yield {"inputtokens": value.get("input"), "outputtokens": value.get("output")}
+        elif plain_key(key) in _ASIDE and isinstance(aside := _decoded(value), dict):
+            yield aside
+            if depth > 1:
+                yield from _asides(aside, depth - 1)
 
 
 def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, Any]]) -> None:
@@ -244,8 +253,8 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
             request.messages = normalize_messages(messages, _system_text(system))
             request.tools = _tools(around)
             return
-    if "gen_ai.prompt.0.content" in body:
-        request.messages = normalize_messages(_indexed_messages(body))
+    if isinstance(body.get("input"), str) and ("instructions" in body or "tools" in body):  # of the responses API
+        request.messages = normalize_messages([body["input"]], body.get("instructions"))
         request.tools = _tools(around)
         return
     for key in _TOKEN_KEYS:
@@ -301,13 +310,6 @@ def token_ids(values: list[Any], key: str) -> Sequence[int]:
     raise ValueError(f"`{key}` holds {odd!r}, which is no token id")
 
 
-def _indexed_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    while (role := body.get(f"gen_ai.prompt.{len(messages)}.role")) is not None:
-        messages.append({"role": role, "content": body.get(f"gen_ai.prompt.{len(messages)}.content", "")})
-    return messages
-
-
 def _first(around: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
     for item in around:
         for key in keys:
@@ -341,7 +343,10 @@ def _time(around: list[dict[str, Any]]) -> float | None:
 
 
 def parse_time(value: object) -> float | None:
-    """Seconds since the epoch (or since the log's start) from a number in s, ms, us or ns, or an ISO 8601 string."""
+    """Seconds since the epoch (or since the log's start) from a number in s, ms, us or ns, or an ISO 8601 string,
+    or seconds and milliseconds apart."""
+    if isinstance(value, dict) and isinstance(value.get("seconds"), (int, float)):
+        return float(value["seconds"]) + float(value.get("milliseconds") or 0) / 1e3
     if isinstance(value, str):
         try:
             value = float(value)
@@ -384,34 +389,6 @@ def _output_of(value: Any) -> str | list[int] | None:
     return None
 
 
-def _with_flat_attributes(value: dict[str, Any]) -> dict[str, Any]:
-    """OTLP's list of {key, value: {stringValue: ...}} and a span's `attributes`, as plain keys beside the rest."""
-    attributes = value.get("attributes")
-    if isinstance(attributes, list):
-        flat = {item.get("key", ""): _otlp_value(item.get("value")) for item in attributes if isinstance(item, dict)}
-        return {**value, "attributes": None, **flat}
-    if isinstance(attributes, dict) and any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
-        return {**value, "attributes": None, **attributes}
-    return value
-
-
-def _otlp_value(value: Any) -> Any:
-    if not isinstance(value, dict) or not value:
-        return value
-    kind, inner = next(iter(value.items()))
-    if kind == "arrayValue":
-        return [_otlp_value(item) for item in inner.get("values", [])]
-    if kind == "kvlistValue":
-        return {item["key"]: _otlp_value(item.get("value")) for item in inner.get("values", [])}
-    return int(inner) if kind == "intValue" else inner
-
-
-def _otlp_spans(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for resource in value.get("resourceSpans", []):
-        for scope in resource.get("scopeSpans", []):
-            yield from scope.get("spans", [])
-
-
-def _parse_span(span: dict[str, Any], line: int) -> list[Request]:
-    path = find_body(span)
+def _parse_record(record: dict[str, Any], line: int) -> list[Request]:
+    path = find_body(record)
     return [] if path is None else [_build(path, line)]

@@ -7,6 +7,10 @@ class TraceError(ValueError):
     """A log cannot be read; the message says what was found, where, and what to do about it."""
 
 
+class TooManyBadLinesError(TraceError):
+    """More of the log could not be read than can be skipped in good conscience."""
+
+
 class LengthsOnlyError(TraceError):
     """The log has token counts but neither text, token ids nor block hashes, so nothing can be said about prefixes."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from caudex.trace.request import Message, Tool
 
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"})
 _REASONING_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 _CALL_PARTS = frozenset({"tool_use", "tool_call", "function_call"})
 _RESULT_PARTS = frozenset({"tool_result", "tool_call_response", "function_call_output"})

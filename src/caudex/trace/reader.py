@@ -5,16 +5,20 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from caudex.trace.bodies import parse_object
-from caudex.trace.errors import LengthsOnlyError, TraceError
+from caudex.trace.errors import LengthsOnlyError, TooManyBadLinesError, TraceError
+from caudex.trace.folder import FolderProgress, files_in, merged_by_time
 from caudex.trace.hashes import HashReader, is_hash_object, is_lengths_only, refuse_lengths_only
 from caudex.trace.lines import MAX_LINE_BYTES, LogFile, Progress
 from caudex.trace.repeats import RepeatCounter
@@ -29,6 +33,11 @@ _BINARY_MAGICS = {
     b"PAR1": "a Parquet file that is not a Caudex trace",
     b"SQLi": "an SQLite database",
     b"PK\x03\x04": "a zip archive",
+    **{
+        b"\x80" + bytes([protocol]): "a Python pickle, as SGLang dumps requests; reading one would run code in it: log "
+        "requests with --log-requests --log-requests-level 3 --log-requests-format json instead"
+        for protocol in range(2, 6)
+    },
 }
 
 _SERVER_LOG = re.compile(
@@ -44,7 +53,8 @@ _NO_PROMPTS_HINT = {
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading found. Every line is a request, bad, or (server logs) about something else: the sums close."""
+    """What reading found. Every line is a request, bad, or (server logs) about something else: the sums close. A file
+    of a folder that cannot be read at all is one bad line, and named in `bad_files`."""
 
     source: str
     format: str = ""
@@ -53,6 +63,7 @@ class ReadReport:
     bad_lines: int = 0
     other_lines: int = 0
     bad_examples: list[tuple[int, str]] = field(default_factory=list)
+    bad_files: list[tuple[str, str]] = field(default_factory=list)
     warnings: Counter[str] = field(default_factory=Counter)
 
     def bad(self, line: int, reason: str) -> None:
@@ -60,18 +71,29 @@ class ReadReport:
         if len(self.bad_examples) < EXAMPLES_SHOWN:
             self.bad_examples.append((line, reason))
 
+    def bad_file(self, name: str, reason: str) -> None:
+        self.lines += 1
+        self.bad_lines += 1
+        self.bad_files.append((name, reason))
+
     def check(self, *, final: bool) -> None:
         """Stop a log that is not worth going on with.
 
         Raises:
-            TraceError: more than 5 % of the lines are bad, or (at the end) there was no request at all.
+            TooManyBadLinesError: more than 5 % of the lines are bad.
+        TraceError: or (at the end) there was no request at all.
         """
         seen = self.lines - self.other_lines
         enough = final or self.lines >= 1000
         if enough and self.bad_lines > MAX_BAD_SHARE * max(seen, 1):
-            raise TraceError(
+            raise TooManyBadLinesError(
                 f"{self.source}: {self.bad_lines} of {seen} lines could not be read, more than 5 %. First: "
-                + "; ".join(f"line {line}: {reason}" for line, reason in self.bad_examples)
+                + "; ".join(
+                    [
+                        *(f"{name}: {reason}" for name, reason in self.bad_files[:EXAMPLES_SHOWN]),
+                        *(f"line {line}: {reason}" for line, reason in self.bad_examples),
+                    ]
+                )
             )
         if final and self.requests == 0:
             raise TraceError(
@@ -107,6 +129,7 @@ class LogReader:
         self._limit = limit
         self._hash_reader = HashReader(block_size)
         self._progress = progress
+        self._is_folder = False
 
     def __iter__(self) -> Iterator[Request]:
         requests = self._in_time_order(self._checked(self._all_requests()))
@@ -117,38 +140,55 @@ class LogReader:
         self.report.check(final=True)
 
     def _all_requests(self) -> Iterator[Request]:
-        files = _files_of(self.path)
-        if len(files) == 1:
-            yield from self._file_requests(files[0])
+        if self.path == "-" or not Path(self.path).is_dir():
+            yield from self._file_requests(self.path, self._progress)
             return
-        streams = (self._file_requests(file) for file in files)
-        yield from sorted((request for stream in streams for request in stream), key=lambda r: r.timestamp or 0.0)
+        self._is_folder = True
+        files = files_in(Path(self.path))
+        progress = FolderProgress(files, self._progress)
+        yield from merged_by_time(
+            [(_first_time(file, self._field), partial(self._skippable_file, file, progress)) for file in files]
+        )
 
-    def _file_requests(self, path: str) -> Iterator[Request]:
-        log = LogFile(path, self._progress)
+    def _skippable_file(self, file: Path, progress: FolderProgress) -> Iterator[Request]:
+        """The requests of a file of a folder; one that cannot be read, or not to its end, is told and left behind."""
         try:
-            head = log.peek()
-            kind = _sniff(path, head)
+            yield from self._file_requests(str(file), progress.of_file())
+        except TooManyBadLinesError:
+            raise
+        except (TraceError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            self.report.bad_file(file.name, reason or str(error).removeprefix(str(file)).lstrip(": "))
+        self.report.check(final=False)
+
+    def _file_requests(self, path: str, progress: Progress | None) -> Generator[Request]:
+        log = LogFile(path, progress)
+        try:
+            kind = _sniff(path, log.peek())
             self.report.format = kind
             if kind == "json document":
                 yield from self._from_document(log)
             else:
                 yield from self._from_lines(log, kind)
-            if log.broken is not None:
-                self.report.bad_examples[-1:] = [(self.report.lines, log.broken)]
         finally:
             log.close()
 
     def _from_document(self, log: LogFile) -> Iterator[Request]:
+        data = log.read_all(MAX_DOCUMENT_BYTES)
+        if log.broken is not None:
+            raise TraceError(f"{log.path}: {log.broken}")
         try:
-            document = msgspec.json.decode(log.read_all(MAX_DOCUMENT_BYTES))
+            document = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise TraceError(f"{log.path} is neither JSON lines nor a JSON document: {error}") from None
         if isinstance(document, dict) and isinstance(document.get("data"), list):
             document = document["data"]
         for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
             self.report.lines += 1
-            yield from self._parse(item, number)
+            yield from self._parse(item, number, log)
+
+    def _bad(self, log: LogFile, number: int, reason: str) -> None:
+        self.report.bad(number, f"{Path(log.path).name}: {reason}" if self._is_folder else reason)
 
     def _from_lines(self, log: LogFile, kind: str) -> Iterator[Request]:
         decode = msgspec.json.Decoder().decode
@@ -157,30 +197,30 @@ class LogReader:
                 continue
             self.report.lines += 1
             if line is None:
-                self.report.bad(number, f"longer than {MAX_LINE_BYTES >> 20} MiB, or cut off")
+                self._bad(log, number, log.broken or f"longer than {MAX_LINE_BYTES >> 20} MiB, or cut off")
             elif kind == "server log":
-                yield from self._parse_text(line, number)
+                yield from self._parse_text(line, number, log)
             else:
                 try:
                     value = decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    self.report.bad(number, f"not JSON: {error}")
+                    self._bad(log, number, f"not JSON: {error}")
                 else:
-                    yield from self._parse(value, number)
+                    yield from self._parse(value, number, log)
             self.report.check(final=False)
 
-    def _parse_text(self, line: bytes, number: int) -> Iterator[Request]:
+    def _parse_text(self, line: bytes, number: int, log: LogFile) -> Iterator[Request]:
         try:
             request = parse_server_line(line.decode(errors="replace"), number)
         except ValueError as error:
-            self.report.bad(number, str(error))
+            self._bad(log, number, str(error))
             return
         if request is None:
             self.report.other_lines += 1
         else:
             yield request
 
-    def _parse(self, value: Any, number: int) -> Iterator[Request]:
+    def _parse(self, value: Any, number: int, log: LogFile) -> Iterator[Request]:
         try:
             if is_hash_object(value) and self._field is None:
                 yield from self._hash_reader.parse(value, number)
@@ -190,13 +230,13 @@ class LogReader:
                 else:
                     yield request
             elif is_lengths_only(value):
-                refuse_lengths_only(self.path, value)
+                refuse_lengths_only(log.path, value)
             else:
                 yield from parse_object(value, number, self._field)
         except TraceError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            self.report.bad(number, str(error))
+            self._bad(log, number, str(error))
 
     def _checked(self, requests: Iterator[Request]) -> Iterator[Request]:
         ids = RepeatCounter()
@@ -263,13 +303,15 @@ class LogReader:
         return max(time, last)
 
 
-def _files_of(path: str) -> list[str]:
-    if path != "-" and Path(path).is_dir():
-        files = sorted(str(file) for file in Path(path).rglob("*") if file.is_file() and not file.name.startswith("."))
-        if not files:
-            raise TraceError(f"{path} is a folder without files")
-        return files
-    return [path]
+def _first_time(file: Path, field: str | None) -> float:
+    """The time of a file's first request; before all others where it has none, so that what is wrong is told early."""
+    scout = LogReader(file, field=field)
+    try:
+        with closing(scout._file_requests(str(file), None)) as requests:
+            first = next(requests, None)
+    except (TraceError, OSError):
+        first = None
+    return -inf if first is None or first.timestamp is None else first.timestamp
 
 
 def _sniff(path: str, head: bytes) -> str:
