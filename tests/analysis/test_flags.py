@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -21,7 +23,7 @@ KNOWN = {
         "max_tokens",
     },
     # llama.cpp: `llama-server --help`.
-    "llama.cpp": {"-m", "-c", "--cache-ram"},
+    "llama.cpp": {"-m", "-c", "--cache-ram", "--no-cache-prompt"},
 }  # fmt: skip
 
 
@@ -36,6 +38,16 @@ def test_flags_are_ones_that_the_engines_have(enable: bool, model: str | None) -
         named -= {"yaml"}
         assert named, line
         assert named <= KNOWN[engine], engine
+
+
+@pytest.mark.parametrize(("engine", "help_flags"), [("vllm", ["serve", "--help=all"]), ("llama-server", ["--help"])])
+def test_an_engine_that_is_installed_lists_the_flags(engine: str, help_flags: list[str]) -> None:
+    program = shutil.which(engine)
+    if program is None:
+        pytest.skip(f"no {engine} on the path")
+    told = subprocess.run([program, *help_flags], capture_output=True, text=True, timeout=300).stdout
+    listed = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", told))
+    assert KNOWN["llama.cpp" if engine == "llama-server" else engine] <= listed
 
 
 def test_sizes_are_those_decided() -> None:

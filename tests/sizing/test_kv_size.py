@@ -54,6 +54,23 @@ def test_sliding_windows_are_counted_apart() -> None:
     assert long == 100_000 * size.bytes_per_token + 1024 * size.sliding_bytes_per_token
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "llama4_text", "qwen3_next", "cohere2"])
+def test_layers_are_counted_as_transformers_counts_them(model_type: str) -> None:
+    """From what a config.json of that type says, with and without the list of layer types."""
+    models = pytest.importorskip("transformers.models.auto.configuration_auto")
+    config = models.CONFIG_MAPPING[model_type]()
+    kinds = config.layer_types
+    fields = config.to_dict()
+    listed = kv_size(fields)
+    assert listed.full_layers == kinds.count("full_attention")
+    assert listed.state_layers == kinds.count("linear_attention")
+    assert listed.sliding_layers == len(kinds) - listed.full_layers - listed.state_layers
+    del fields["layer_types"]
+    told = {**fields, "full_attention_interval": 4} if model_type == "qwen3_next" else fields
+    told = {**told, "sliding_window_pattern": 4} if model_type == "cohere2" else told
+    assert kv_size(told) == listed
+
+
 def test_layers_without_kv_are_left_out() -> None:
     config = {
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,

@@ -25,7 +25,7 @@ def engine_flags(enable: bool, block_size: int, capacity_tokens: int, kv: KvSize
             "vllm": f"{vllm} --no-enable-prefix-caching",
             "sglang": f"{sglang} --disable-radix-cache",
             "tensorrt-llm": f"{trtllm}{{enable_block_reuse: false}}",
-            "llama.cpp": f"{llama} --cache-ram 0",
+            "llama.cpp": f"{llama} --no-cache-prompt --cache-ram 0",
         }
     block = max(block_size, SMALLEST_VLLM_BLOCK)
     size, ram = "", ""

@@ -22,7 +22,13 @@ class Gpu:
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A10G", 24 * 2**30, 600e9, 70e12, "https://aws.amazon.com/ec2/instance-types/g5/"),
+        Gpu(
+            "A10G",
+            24 * 2**30,
+            600e9,
+            70e12,
+            "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf",
+        ),
         Gpu("L4", 24 * 2**30, 300e9, 121e12, "https://www.nvidia.com/en-us/data-center/l4/"),
         Gpu("L40S", 48 * 2**30, 864e9, 362e12, "https://www.nvidia.com/en-us/data-center/l40s/"),
         Gpu(

@@ -18,6 +18,8 @@ BYTES_OF_DTYPE = {
 
 _SLIDING = frozenset({"sliding_attention", "chunked_attention", "local_attention", "local"})
 _NO_KV = frozenset({"linear_attention", "mamba", "recurrent", "conv", "ssm"})
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
+"""Every how many layers one is global, of models whose config.json leaves it to the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,10 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
     interval = config.get("full_attention_interval")
     if isinstance(interval, int) and interval > 1:
         return ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)]
-    pattern = config.get("sliding_window_pattern")
+    rotary = config.get("no_rope_layers")
+    if config.get("attention_chunk_size") and isinstance(rotary, list) and len(rotary) == layers:
+        return ["chunked_attention" if rope else "full_attention" for rope in rotary]
+    pattern = config.get("sliding_window_pattern") or _PATTERNS.get(str(config.get("model_type")))
     if isinstance(pattern, int) and pattern > 1 and config.get("sliding_window"):
         return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
     attention_layers = config.get("attn_layer_period")
@@ -124,7 +129,7 @@ def _elements_per_layer(config: dict[str, Any], name: str, tensor_parallel: int)
         return int(config["kv_lora_rank"]) + rope + index, "multi-latent"
     heads = _integer(config, name, "num_attention_heads", "n_head", "n_heads")
     kv_heads = config.get("num_key_value_heads") or config.get("n_head_kv") or config.get("num_kv_heads") or heads
-    if config.get("multi_query"):
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1
     hidden = config.get("hidden_size") or config.get("n_embd") or config.get("d_model")
     head_dim = config.get("head_dim") or (int(hidden) // heads if hidden else None)
