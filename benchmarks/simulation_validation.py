@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -62,22 +63,25 @@ class Run:
         return f"{'client, in turn' if self.policy is None else f'gateway, {self.policy}'}, {self.rate:g}/s"
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    ttft_p50: float
-    ttft_p90: float
-    ttft_p99: float
-    ttft_mean: float
-    latency_mean: float
-    output_tokens_per_second: float
-    hit_rate: float
+TIMES = ("mean", "p50", "p90", "p99")
 
 
-def figures(ttft: Any, latency: Any, cached: Any, prompts: Any, seconds: float) -> Figures:
-    p50, p90, p99 = np.percentile(ttft, [50, 90, 99]).tolist()
+def figures(ttft: Any, latency: Any, cached: Any, prompts: Any, seconds: float) -> dict[str, float]:
+    """Of columns by request; `latency` is to the last token. In seconds, as is the run's duration."""
+    ttft, latency = np.asarray(ttft), np.asarray(latency)
+    tpot = (latency - ttft) / (OUTPUT_TOKENS - 1)
+    times = {
+        f"{name} {statistic}": value
+        for name, column in (("TTFT", ttft), ("TPOT", tpot))
+        for statistic, value in zip(TIMES, _statistics(column), strict=True)
+    }
     throughput = len(ttft) * OUTPUT_TOKENS / seconds
-    hits = float(np.sum(cached) / np.sum(prompts))
-    return Figures(p50, p90, p99, float(np.mean(ttft)), float(np.mean(latency)), throughput, hits)
+    return {**times, "output tokens/s": throughput, "hit rate": float(np.sum(cached) / np.sum(prompts))}
+
+
+def _statistics(column: NDArray[np.float64]) -> list[float]:
+    """In the order of TIMES."""
+    return [float(column.mean()), *np.percentile(column, [50, 90, 99]).tolist()]
 
 
 def validate(log: Path, runs: Sequence[Run], fit_path: Path | None) -> list[dict[str, Any]]:
@@ -205,8 +209,8 @@ def _compare(
         **asdict(run),
         "label": run.label,
         "requests": len(records),
-        "real": asdict(real),
-        "simulated": asdict(_simulated(run, sent, workload, cost)),
+        "real": real,
+        "simulated": _simulated(run, sent, workload, cost),
         "records": [
             {"sent": at, "ttft": r.ttft, "total": r.total, "prompt": r.prompt_tokens, "cached": r.cached_tokens}
             for at, r in zip(sent, records, strict=True)
@@ -214,7 +218,7 @@ def _compare(
     }
 
 
-def _simulated(run: Run, sent: list[float], workload: Workload, cost: CostModelFile) -> Figures:
+def _simulated(run: Run, sent: list[float], workload: Workload, cost: CostModelFile) -> dict[str, float]:
     order = np.argsort(sent, kind="stable")
     if order.tolist() != list(range(len(sent))):
         raise RuntimeError("the client sent requests out of order")
@@ -239,15 +243,14 @@ def _simulated(run: Run, sent: list[float], workload: Workload, cost: CostModelF
 
 
 def print_reports(reports: list[dict[str, Any]]) -> None:
+    """A row a figure, a column a run."""
     table = Table(title="real | simulated (difference)")
-    table.add_column("run", no_wrap=True)
-    names = list(reports[0]["real"])
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("")
     for report in reports:
-        cells = []
-        for name in names:
-            real, simulated = report["real"][name], report["simulated"][name]
-            cells.append(f"{real:.3f} | {simulated:.3f} ({simulated / real - 1:+.1%})")
-        table.add_row(report["label"], *cells)
+        table.add_column(report["label"], justify="right")
+    for name in reports[0]["real"]:
+        pairs = [(report["real"][name], report["simulated"][name]) for report in reports]
+        table.add_row(
+            name, *(f"{real:.3f} | {simulated:.3f} ({simulated / real - 1:+.1%})" for real, simulated in pairs)
+        )
     Console(width=220).print(table)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from caudex.bench.client import Endpoint, Record, ServerError, measure
 from caudex.simulate import Measurement
 
-LENGTHS = (16, 48, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
+SHORT_LENGTHS = (16, 48, 128, 256)
+LONG_LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 """Words of the prompts, as far as the server takes them and time allows."""
 
 REPEATS = 3
@@ -31,9 +32,10 @@ class StepMeter:
     """Measures a server that has nothing else to do; within about `budget` seconds, whatever its speed.
 
     Cold prompts of growing length, one token out: the time to the first token is all prefill. The same prompts again,
-    some with a tail: most of it is then what comes before the engine, and the length of the context. Batches of prompts
-    that are cached: the gaps between tokens are steps of decoding. Each is the median of a few; times have the
-    connection's in them, as a client sees them.
+    some with a tail: most of it is then what comes before the engine, and the length of the context. The same prompts
+    at once, with more tokens out, and batches of short ones: the gaps between tokens are steps of decoding, with much
+    context and with many requests. Each is the median of a few; times have the connection's in them, as a client sees
+    them. Batches come before the long prompts, which take what is left of the time.
 
     `chunk_tokens` is the most that the server computes in one step (`max_num_batched_tokens`).
     """
@@ -48,26 +50,39 @@ class StepMeter:
 
     async def run(self) -> list[Measurement]:
         """All measurements. ServerError if the server refuses even the shortest prompt."""
-        for words in LENGTHS:
-            if not await self._prefill(words):
-                break
-        for words in BATCH_WORDS:
-            for batch in BATCHES:
-                if not self._may_take(batch * self._expected(words) * 1.3):
-                    break
-                await self._decode(batch, words)
+        if await self._measure_lengths(SHORT_LENGTHS):
+            await self._measure_batches()
+            await self._measure_lengths(LONG_LENGTHS)
         self.on_progress(1.0)
         return self.found
 
-    async def _prefill(self, words: int) -> bool:
-        """Measures prompts of this length; False if the server does not take them, or time is short."""
-        if not self._may_take(REPEATS * self._expected(words) * 1.3):
-            return False
-        prompts = [self._prompt(words) for _ in range(REPEATS)]
+    async def _measure_lengths(self, lengths: tuple[int, ...]) -> bool:
+        """False if the server does not take the longer ones, or time is short."""
+        for words in lengths:
+            prompts = [self._prompt(words) for _ in range(REPEATS)]
+            if not self._may_take(REPEATS * self._expected(words) * 1.3) or not await self._prefill(prompts):
+                return False
+            await self._decode(prompts)
+        return True
+
+    async def _measure_batches(self) -> None:
+        for words in BATCH_WORDS:
+            prompts: list[str] = []
+            for batch in BATCHES:
+                new = [self._prompt(words) for _ in range(batch - len(prompts))]
+                if not self._may_take(len(new) * self._expected(words) * 1.3):
+                    break
+                for prompt in new:
+                    await self._ask(prompt, 1)
+                prompts += new
+                await self._decode(prompts)
+
+    async def _prefill(self, prompts: list[str]) -> bool:
+        """Measures prompts of one length; False if the server does not take them."""
         cold = [await self._ask(prompt, 1) for prompt in prompts]
         if any(record.error for record in cold):
             if not self.found:
-                raise ServerError(f"{self.endpoint.url} refused a prompt of {words} words: {cold[0].error}")
+                raise ServerError(f"{self.endpoint.url} refused {prompts[0][:60]!r}: {cold[0].error}")
             return False
         self._note_prefill(cold)
         for tail in TAIL_WORDS:
@@ -77,10 +92,9 @@ class StepMeter:
                 self._note_prefill(warm)
         return True
 
-    async def _decode(self, batch: int, words: int) -> None:
-        prompts = [self._prompt(words) for _ in range(batch)]
-        for prompt in prompts:
-            await self._ask(prompt, 1)
+    async def _decode(self, prompts: list[str]) -> None:
+        """Measures a batch of prompts that are cached."""
+        batch = len(prompts)
         records = await asyncio.gather(*(self._ask(prompt, DECODE_TOKENS) for prompt in prompts))
         # A token without text, as special ones are, is no event: only those with an event a token tell a step's time.
         whole = [record for record in records if not record.error and len(record.gaps) >= DECODE_TOKENS - 2]
