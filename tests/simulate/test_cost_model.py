@@ -23,15 +23,19 @@ works = st.builds(
     st.floats(0, 1e7, allow_nan=False),
     st.integers(0, 200),
     st.floats(0, 1e6, allow_nan=False),
+    st.floats(0, 1e6, allow_nan=False),
 )
-TRUTH = FittedModel(0.004, 5e-5, 2e-9, 2e-4, 3e-8, 1e-3, 1e-6)
+TRUTH = FittedModel(0.004, 5e-5, 2e-9, 2e-4, 3e-8, 1e-3, 1e-6, 1e-7)
 
 
 def measurement(rng: np.random.Generator) -> Measurement:
     """A prefill as a client sees it, or a step of decoding, of a server that is `TRUTH` but for 2 % of noise."""
     if rng.random() < 0.3:
         decodes = int(rng.integers(1, 64))
-        work = Measurement(seconds=1.0, steps=1, decodes=decodes, context_tokens=decodes * 1_000.0)
+        shared = int(rng.integers(0, 1_000))
+        context = decodes * 1_000.0
+        distinct = context - (decodes - 1) * shared
+        work = Measurement(seconds=1.0, steps=1, decodes=decodes, context_tokens=context, distinct_tokens=distinct)
     else:
         tokens, cached = (int(n) for n in rng.integers(1, 4_000, 2))
         pairs = tokens * (cached + (tokens + 1) / 2)

@@ -50,6 +50,17 @@ def test_a_second_request_hits_what_the_first_left() -> None:
     assert result.computed_by_replica.tolist() == [48 + 18]
 
 
+@pytest.mark.parametrize("num_requests", [2, 3, 7])
+def test_what_requests_share_is_read_once(num_requests: int) -> None:
+    """The first begins a step before the others, which hit 48 of its tokens; then all decode side by side."""
+    model = FittedModel(0.01, 1e-4, 0.0, 0.0, 0.0, seconds_per_distinct_token=1e-3)
+    rows = [(0.0, [0, 1, 2, 10 + i], 64, 5 if i else 6) for i in range(num_requests)]
+    result = FleetSimulation(workload_of(rows), SimulationSettings(1, ReplicaLimits(100, 16)), model).run()
+    contexts = (48 + num_requests * (16 + 1 + i) + 1 for i in range(4))
+    assert len(set(result.finishes.tolist())) == 1
+    assert result.finishes[-1] - result.first_tokens[-1] == pytest.approx(sum(0.01 + c * 1e-3 for c in contexts))
+
+
 def test_steps_taken_together_equal_steps_taken_one_by_one() -> None:
     """A request that comes in the middle of a long decode begins at the end of the step under way."""
     result = simulate(workload_of([(0.0, [0], 16, 100), (0.5, [1], 16, 1)]))
@@ -145,7 +156,7 @@ def test_without_load_the_first_token_comes_when_the_cost_model_says(length: int
     result = FleetSimulation(workload, SimulationSettings(5, limits, policy), model).run()
     starts = range(0, length, limits.max_num_batched_tokens)
     chunks = [(start, min(limits.max_num_batched_tokens, length - start)) for start in starts]
-    steps = [model.step_seconds(StepWork(n, sum(range(start + 1, start + n + 1)), 0, 0)) for start, n in chunks]
+    steps = [model.step_seconds(StepWork(n, sum(range(start + 1, start + n + 1)), 0, 0, 0)) for start, n in chunks]
     assert result.ttft[0] == pytest.approx(model.front_seconds(length) + sum(steps))
 
 

@@ -22,6 +22,7 @@ REPEATS = 3
 TAIL_WORDS = (0, 12, 48, 160)
 BATCHES = (1, 2, 4, 8, 16)
 BATCH_WORDS = (48, 256)
+SHARED_WORDS = 512
 DECODE_TOKENS = 32
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
@@ -33,9 +34,10 @@ class StepMeter:
 
     Cold prompts of growing length, one token out: the time to the first token is all prefill. The same prompts again,
     some with a tail: most of it is then what comes before the engine, and the length of the context. The same prompts
-    at once, with more tokens out, and batches of short ones: the gaps between tokens are steps of decoding, with much
-    context and with many requests. Each is the median of a few; times have the connection's in them, as a client sees
-    them. Batches come before the long prompts, which take what is left of the time.
+    at once, with more tokens out, and batches of short ones and of such as share their beginning: the gaps between
+    tokens are steps of decoding, with much context, with many requests, with context that many read. Each is the median
+    of a few; times have the connection's in them, as a client sees them. Batches come before the long prompts, which
+    take what is left of the time.
 
     `chunk_tokens` is the most that the server computes in one step (`max_num_batched_tokens`).
     """
@@ -76,6 +78,17 @@ class StepMeter:
                     await self._ask(prompt, 1)
                 prompts += new
                 await self._decode(prompts)
+        if self._may_take(self._expected(SHARED_WORDS) * 1.3):
+            await self._measure_shared_context()
+
+    async def _measure_shared_context(self) -> None:
+        stem = self._prompt(SHARED_WORDS)
+        shared = (await self._ask(stem, 1)).prompt_tokens or 0
+        prompts = [f"{stem} {self._words(BATCH_WORDS[0])}" for _ in range(BATCHES[-1])]
+        for prompt in prompts:
+            await self._ask(prompt, 1)
+        for batch in BATCHES[2:]:
+            await self._decode(prompts[:batch], shared)
 
     async def _prefill(self, prompts: list[str]) -> bool:
         """Measures prompts of one length; False if the server does not take them."""
@@ -86,14 +99,13 @@ class StepMeter:
             return False
         self._note_prefill(cold)
         for tail in TAIL_WORDS:
-            longer = [prompt + " " + " ".join(self._rng.choices(_WORDS, k=tail)) for prompt in prompts]
-            warm = [await self._ask(prompt.rstrip(), 1) for prompt in longer]
+            warm = [await self._ask(f"{prompt} {self._words(tail)}".rstrip(), 1) for prompt in prompts]
             if not any(record.error for record in warm):
                 self._note_prefill(warm)
         return True
 
-    async def _decode(self, prompts: list[str]) -> None:
-        """Measures a batch of prompts that are cached."""
+    async def _decode(self, prompts: list[str], shared_tokens: int = 0) -> None:
+        """Measures a batch of prompts that are cached, of which so many tokens are the same."""
         batch = len(prompts)
         records = await asyncio.gather(*(self._ask(prompt, DECODE_TOKENS) for prompt in prompts))
         # A token without text, as special ones are, is no event: only those with an event a token tell a step's time.
@@ -104,7 +116,10 @@ class StepMeter:
         middle = slice(DECODE_TOKENS // 3, DECODE_TOKENS * 2 // 3)
         context = sum(record.prompt_tokens or 0 for record in records) + batch * DECODE_TOKENS / 2
         seconds = statistics.median(gap for record in whole for gap in record.gaps[middle])
-        self._note(Measurement(seconds=seconds, steps=1, decodes=batch, context_tokens=context))
+        distinct = context - (batch - 1) * shared_tokens
+        self._note(
+            Measurement(seconds=seconds, steps=1, decodes=batch, context_tokens=context, distinct_tokens=distinct)
+        )
 
     def _note_prefill(self, records: list[Record]) -> None:
         prompt = round(statistics.median(record.prompt_tokens or 0 for record in records))
@@ -138,7 +153,10 @@ class StepMeter:
 
     def _prompt(self, words: int) -> str:
         """A prompt whose first word is its own, so that nothing of it is cached."""
-        return f"{self._rng.getrandbits(64):x} " + " ".join(self._rng.choices(_WORDS, k=words))
+        return f"{self._rng.getrandbits(64):x} {self._words(words)}"
+
+    def _words(self, count: int) -> str:
+        return " ".join(self._rng.choices(_WORDS, k=count))
 
     async def _ask(self, prompt: str, max_tokens: int) -> Record:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}

@@ -15,13 +15,15 @@ class StepWork(NamedTuple):
     prefill_tokens   prompt tokens of all chunks in the step
     prefill_pairs    for each of them, the tokens it attends to, summed
     decodes          running requests, one token each
-    context_tokens   KV tokens that those read, summed
+    context_tokens   KV tokens that those attend to, summed
+    distinct_tokens  the same, those counted once that several requests share
     """
 
     prefill_tokens: int
     prefill_pairs: float
     decodes: int
     context_tokens: float
+    distinct_tokens: float
 
 
 class CostModel(Protocol):
@@ -41,7 +43,8 @@ class RooflineModel:
     """The longer of arithmetic and memory traffic, at the given efficiencies, plus a fixed overhead a step.
 
     Arithmetic: 2 operations a parameter and token, 4 a head, dimension and pair of attention. Traffic: the weights once
-    a step, and the KV that decoding requests read. S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
+    a step, and the KV that decoding requests read, each for itself. S. Williams,
+    A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
     """
 
     model: ModelShape

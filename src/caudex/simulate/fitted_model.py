@@ -17,7 +17,11 @@ _ORDINARY_ERROR = 0.05
 
 
 class FittedModel(msgspec.Struct, frozen=True):
-    """A step is linear in its work, and so is what comes before a request's first step."""
+    """A step is linear in its work, and so is what comes before a request's first step.
+
+    A server that reads KV once for all requests that share it has most of its cost of context in the distinct tokens;
+    one that reads it for each has none there.
+    """
 
     overhead_seconds: float
     seconds_per_prefill_token: float
@@ -26,6 +30,7 @@ class FittedModel(msgspec.Struct, frozen=True):
     seconds_per_context_token: float
     seconds_per_request: float = 0.0
     seconds_per_prompt_token: float = 0.0
+    seconds_per_distinct_token: float = 0.0
 
     def step_seconds(self, work: StepWork) -> float:
         return (
@@ -34,6 +39,7 @@ class FittedModel(msgspec.Struct, frozen=True):
             + self.seconds_per_prefill_pair * work.prefill_pairs
             + self.seconds_per_decode * work.decodes
             + self.seconds_per_context_token * work.context_tokens
+            + self.seconds_per_distinct_token * work.distinct_tokens
         )
 
     def front_seconds(self, num_tokens: int) -> float:
@@ -58,11 +64,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: float = 0.0
     requests: int = 0
     prompt_tokens: int = 0
+    distinct_tokens: float = 0.0
 
     def work(self) -> tuple[float, ...]:
         """In the order of `FittedModel`'s fields."""
         step = (self.steps, self.prefill_tokens, self.prefill_pairs, self.decodes, self.context_tokens)
-        return (*step, self.requests, self.prompt_tokens)
+        return (*step, self.requests, self.prompt_tokens, self.distinct_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ def _grows_with_the_prompt(model: FittedModel) -> bool:
 def _non_negative_least_squares(design: NDArray[np.float64], trust: NDArray[np.float64]) -> NDArray[np.float64]:
     """The weights, none below zero, by which the columns come closest to all ones, rows weighed by `trust`.
 
-    Solved by trying every set of weights that may be above zero (127 of seven): the best feasible one is the optimum.
+    Solved by trying every set of weights that may be above zero (255 of eight): the best feasible one is the optimum.
     """
     design, target = design * trust[:, None], trust
     num_columns = design.shape[1]

@@ -103,6 +103,7 @@ class Replica:
         self._decoding: list[tuple[int, int, Job]] = []
         self._steps_done = 0
         self._context_tokens = 0
+        self._held_blocks = 0
         # The steps under way: so many, the first so long, each longer than the last by the growth.
         self._begins = 0.0
         self._first_seconds = 0.0
@@ -162,6 +163,7 @@ class Replica:
     def _finish(self, job: Job, events: StepEvents) -> None:
         assert job.sequence is not None
         self._context_tokens -= job.input_length + job.output_length
+        self._held_blocks -= self._num_blocks(job)
         # The last token generated is never computed.
         job.sequence.commit((job.input_length + job.output_length - 1) // self._limits.block_size)
         job.sequence.release()
@@ -179,15 +181,15 @@ class Replica:
             self.next_event = math.inf
             return
         self._begins = now
-        context = self._context_tokens
+        context, distinct = self._context_tokens, self._distinct_tokens()
         if self._chunks:
-            work = StepWork(sum(n for _, n in self._chunks), self._pairs(), decodes, context)
+            work = StepWork(sum(n for _, n in self._chunks), self._pairs(), decodes, context, distinct)
             self._num_steps, self._growth = 1, 0.0
             self._first_seconds = self._cost.step_seconds(work)
         else:
             self._num_steps = max(1, self._decoding[0][0] - self._steps_done)
-            self._first_seconds = self._cost.step_seconds(StepWork(0, 0.0, decodes, context))
-            grown = self._cost.step_seconds(StepWork(0, 0.0, decodes, context + decodes))
+            self._first_seconds = self._cost.step_seconds(StepWork(0, 0.0, decodes, context, distinct))
+            grown = self._cost.step_seconds(StepWork(0, 0.0, decodes, context + decodes, distinct + decodes))
             self._growth = grown - self._first_seconds
         self._set_end()
 
@@ -207,6 +209,16 @@ class Replica:
     def _pairs(self) -> float:
         """What the tokens of this step's chunks attend to, summed."""
         return sum(n * (job.prefilled - (n - 1) / 2) for job, n in self._chunks)
+
+    def _distinct_tokens(self) -> int:
+        """Of the context that is read in this step, what no other request in it has read: exact while nothing is
+        prefilled, else less what prompts in prefill have in common with it."""
+        num_shared = self._held_blocks - self.cache.num_pinned_blocks
+        return max(0, self._context_tokens - num_shared * self._limits.block_size)
+
+    def _num_blocks(self, job: Job) -> int:
+        """For prompt and output."""
+        return -(-(job.input_length + job.output_length) // self._limits.block_size)
 
     def _admit(self, budget: int, events: StepEvents) -> None:
         skipped: set[int] = set()
@@ -269,7 +281,7 @@ class Replica:
         """Pins what is cached and takes blocks for the rest of prompt and output; False, and no change, if they do not
         fit."""
         size = self._limits.block_size
-        total = -(-(job.input_length + job.output_length) // size)
+        total = self._num_blocks(job)
         if total > self._limits.num_blocks:
             return False
         tokens = np.full(total, job.own_id, dtype=np.int32)
@@ -283,6 +295,7 @@ class Replica:
             sequence.release()
             return False
         job.sequence = sequence
+        self._held_blocks += total
         job.cached = job.prefilled = sequence.num_cached_tokens * size
         return True
 
