@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -24,7 +25,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +74,29 @@ class Server:
         self.process.wait()
 
     def close(self) -> None:
-        self.send(signal.SIGCONT)
-        self.end(signal.SIGKILL)
+        if self.process.poll() is None:
+            self.send(signal.SIGCONT)
+            self.end(signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # It has just ended.
+        return []
     return children + [below for child in children for below in descendants(child)]
 
 
 def free_port() -> int:
-    """A free port with free ones for events behind it, as far as can be told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port with two free ones behind it, below those that the system gives to outgoing connections: a server
+    that is started again must find them free."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for offset in range(3):
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port + offset))
+            return port
 
 
 def caudex(port: int, log: Path) -> Server:
@@ -123,42 +134,56 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 900.0
     return time.monotonic() - began
 
 
-async def ask(endpoint: Endpoint, question: int) -> tuple[str, str, UsageRecord]:
-    """How it ended ("whole", or what the error said), the text until then, and what it used."""
+@dataclass
+class Answer:
+    """How it ended ("whole", or what the error said), the text until then, what it used, and the server's name for it."""
+
+    ending: str = "whole"
+    text: str = ""
+    usage: UsageRecord = field(default_factory=lambda: UsageRecord(first=False))
+    id: str = ""
+
+
+async def ask(endpoint: Endpoint, question: int) -> Answer:
     messages = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"Count from {question} upward."},
     ]
     body = {"model": endpoint.model, "messages": messages, "max_tokens": 16, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    pieces: list[str] = []
-    usage = UsageRecord(first=False)
+    answer = Answer()
     try:
         async with asyncio.timeout(PATIENCE):
             async for _, chunk in events(endpoint, "/v1/chat/completions", body):
-                pieces += texts(chunk)
-                read_usage(usage, chunk)
+                answer.text += "".join(texts(chunk))
+                answer.id = chunk.get("id", "")
+                read_usage(answer.usage, chunk)
     except TimeoutError:
-        return "HUNG", "".join(pieces), usage
+        answer.ending = "HUNG"
     except (ServerError, OSError, EOFError) as error:
-        return str(error) or type(error).__name__, "".join(pieces), usage
-    return "whole", "".join(pieces), usage
+        answer.ending = str(error) or type(error).__name__
+    return answer
+
+
+async def answers_of(endpoint: Endpoint, companies: Sequence[int]) -> list[set[str]]:
+    """What a server itself answers, by question, asked in companies of these sizes: the greedy answers of an engine that
+    rounds differently in larger batches, or after a hit, are not always the same."""
+    given: list[set[str]] = [set() for _ in range(QUESTIONS)]
+    for company in companies:
+        for first in range(0, QUESTIONS, company):
+            questions = range(first, min(first + company, QUESTIONS))
+            answers = await asyncio.gather(*[ask(endpoint, question) for question in questions])
+            for question, answer in zip(questions, answers, strict=True):
+                if answer.ending != "whole":
+                    raise RuntimeError(f"{endpoint.url} answers {answer.ending}")
+                given[question].add(answer.text)
+    return given
 
 
 async def right_answers(endpoints: list[Endpoint]) -> list[set[str]]:
-    """What the servers themselves answer, by question. Asked several times and in company: the greedy answers of an
-    engine that rounds differently in larger batches, or after a hit, are not always the same."""
-    right: list[set[str]] = [set() for _ in range(QUESTIONS)]
-    for endpoint in endpoints:
-        for company in (1, CLIENTS, CLIENTS, QUESTIONS, QUESTIONS):
-            for first in range(0, QUESTIONS, company):
-                questions = range(first, min(first + company, QUESTIONS))
-                answers = await asyncio.gather(*[ask(endpoint, question) for question in questions])
-                for question, (ending, text, _) in zip(questions, answers, strict=True):
-                    if ending != "whole":
-                        raise RuntimeError(f"{endpoint.url} answers {ending}")
-                    right[question].add(text)
-    return right
+    """What the servers answer beforehand, by question."""
+    given = [await answers_of(endpoint, (1, CLIENTS, CLIENTS, QUESTIONS, QUESTIONS)) for endpoint in endpoints]
+    return [set[str]().union(*by_server) for by_server in zip(*given, strict=True)]
 
 
 def verdict(ending: str, text: str, right: set[str]) -> str:
@@ -192,15 +217,16 @@ class Clients:
             question = first
             while not over:
                 began = time.monotonic()
-                ending, text, usage = await ask(self.endpoint, question % QUESTIONS)
+                answer = await ask(self.endpoint, question % QUESTIONS)
                 slowest = max(slowest, time.monotonic() - began)
                 right = self.right[question % QUESTIONS]
-                verdicts[verdict(ending, text, right)] += 1
-                if verdict(ending, text, right) == "WRONG":
-                    self.wrong.append({"text": text, "right": sorted(right)})
-                self.reported_cached += usage.cached_tokens or 0
+                verdicts[verdict(answer.ending, answer.text, right)] += 1
+                if verdict(answer.ending, answer.text, right) == "WRONG":
+                    told = {"question": question % QUESTIONS, "text": answer.text, "id": answer.id}
+                    self.wrong.append({**told, "right": sorted(right)})
+                self.reported_cached += answer.usage.cached_tokens or 0
                 question += count
-                if ending.startswith("status"):
+                if answer.ending.startswith("status"):
                     await asyncio.sleep(0.2)
 
         clients = [asyncio.create_task(client(i)) for i in range(count)]
@@ -264,12 +290,23 @@ async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[st
     await clients.during("overloaded", CROWD, drama.nothing())
     await clients.during("the other killed", CLIENTS, drama.ended(last, signal.SIGKILL))
     await asyncio.sleep(2)
-    return {
-        "phases": clients.phases,
-        "total": dict(clients.all),
-        "wrong": clients.wrong,
-        **account(clients, gateway, access_log),
-    }
+    report = {"phases": clients.phases, "total": dict(clients.all), **account(clients, gateway, access_log)}
+    return report | {"wrong": await explained(clients.wrong, access_log, model)}
+
+
+async def explained(wrong: list[dict[str, Any]], access_log: Path, model: str) -> list[dict[str, Any]]:
+    """Each text that none gave beforehand with the worker that gave it, as far as its name for the answer has the
+    gateway's for the request in it, and whether the same worker, asked alone, gives that text as well."""
+    by_id = {line["request_id"]: line["worker"] for line in map(json.loads, access_log.read_text().splitlines())}
+    alone: dict[str, list[set[str]]] = {}
+    for answer in wrong:
+        answer["worker"] = next((url for name, url in by_id.items() if name in answer["id"]), None)
+    for url in {answer["worker"] for answer in wrong} - {None}:
+        alone[url] = await answers_of(Endpoint(url, model), [*range(1, QUESTIONS + 1)] * 4)
+    for answer in wrong:
+        given = alone.get(answer["worker"])
+        answer["given_alone"] = given is not None and answer["text"] in given[answer["question"]]
+    return wrong
 
 
 def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
@@ -302,7 +339,9 @@ def total(metrics: str, name: str, label: str = "") -> float:
 
 
 def faults(report: dict[str, Any]) -> list[str]:
-    bad = [name for name in report["total"] if name not in ("right", "told") and not name.startswith("refused")]
+    fine = ("right", "told", "WRONG")
+    bad = [name for name in report["total"] if name not in fine and not name.startswith("refused")]
+    bad += [f"wrong: {answer}" for answer in report["wrong"] if not answer["given_alone"]]
     off = [
         what for what in ("statuses", "cached_tokens") if report[f"{what}_by_clients"] != report[f"{what}_by_gateway"]
     ]

@@ -22,14 +22,21 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     page = tmp_path / "report.html"
-    flags = ["--policy", "round_robin,cost", "--kill", "5:0", "--json", str(report), "--html", str(page)]
+    flags = ["--policy", "round_robin,cost", "--kill", "5:0", "--window", "4"]
+    flags += ["--json", str(report), "--html", str(page)]
     code, output = run(TRACE, "--limit", "200", *flags)
     assert code == 0
     figures = json.loads(report.read_text())["policies"]
     assert [row["policy"] for row in figures] == ["round_robin", "cost"]
     assert all(row["finished"] == 200 for row in figures)
     assert all(f"{row['hit_rate']:.1%}" in output for row in figures)
+    for row in figures:
+        [death] = row["deaths"]
+        assert (death["time"], death["replica"]) == (5.0, 0)
+        assert f"{death['before']['hit_rate']:.1%} -> {death['after']['hit_rate']:.1%}" in output
+        assert 0 < death["before"]["requests"] < 200
     html = page.read_text()
+    assert html.count("died at 5 s") == 4
     assert all(html.count(f">{row['policy']}<") >= 1 for row in figures)
     assert html.count("<svg") == 2
     assert "http://" not in html.replace("http://www.w3.org", "")

@@ -147,6 +147,19 @@ def test_what_a_dead_replica_had_is_computed_again() -> None:
     assert died.ttft[0] == pytest.approx(1.5 * chunk + other.ttft[0])
 
 
+def test_what_a_death_costs_is_told_by_what_came_before_and_after() -> None:
+    """The third request would have hit two blocks of a cache that is gone; the fourth is outside the window."""
+    workload = workload_of([(i * 10.0, [0, 1, 10 + i], 48, 2) for i in range(4)])
+    changes = [FleetChange(15.0, "kill", 0), FleetChange(15.0, "join", 0)]
+    around = simulate(workload, changes=changes).around(15.0, 15.0, Slo())
+    before, after = around["before"], around["after"]
+    assert (before["requests"], before["hit_rate"], before["recomputed_tokens"]) == (2, 32 / 96, 0)
+    assert (after["requests"], after["hit_rate"], after["recomputed_tokens"]) == (1, 0.0, 32)
+    assert after["ttft"]["mean"] == pytest.approx(0.01 + 48e-4)
+    assert before["ttft"]["mean"] == pytest.approx(0.01 + (48 + 16) / 2 * 1e-4)
+    assert simulate(workload, changes=changes).window(100.0, 200.0, Slo())["hit_rate"] is None
+
+
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, 40_000), policy=st.sampled_from(["random", "session", "cost"]))
 def test_without_load_the_first_token_comes_when_the_cost_model_says(length: int, policy: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ReplicaLimits,
         SimulationResult,
         SimulationSettings,
+        Slo,
         Workload,
     )
 
@@ -49,6 +50,13 @@ DEFAULT_POLICIES = "round_robin,session,consistent_hash,prefix,cost"
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Poisson arrivals, so many a second.")
 @click.option("--kill", multiple=True, metavar="SECONDS:REPLICA", help="A replica dies; may be given many times.")
 @click.option("--join", multiple=True, metavar="SECONDS:REPLICA", help="A replica joins; may be given many times.")
+@click.option(
+    "--window",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds before and after each death that are compared.",
+)
 @click.option("--slo-ttft", default=2.0, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--slo-tpot", default=0.1, show_default=True, type=click.FloatRange(0, min_open=True))
 @click.option("--sequential", is_flag=True, help="Hit rates alone: each request finished before the next.")
@@ -67,7 +75,7 @@ def command(trace: Path, policies: str, json_path: Path | None, html_path: Path 
     from caudex.simulate import Slo
     from caudex.trace.errors import TraceError
 
-    slo = Slo(options["slo_ttft"], options["slo_tpot"])
+    slo, window = Slo(options["slo_ttft"], options["slo_tpot"]), options["window"]
     results: list[SimulationResult] = []
     try:
         names = _policy_names(policies)
@@ -78,16 +86,18 @@ def command(trace: Path, policies: str, json_path: Path | None, html_path: Path 
             figures = [_sequential(workload, setting) for setting in settings]
         else:
             results = _timed(workload, settings, cost)
-            figures = [result.summary(slo) for result in results]
+            deaths = _changes(options["kill"], "kill")
+            figures = [_figures(result, deaths, window, slo) for result in results]
     except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     _print_table(figures, sequential=options["sequential"])
+    _print_deaths(figures, window)
     if json_path is not None:
         capacity = limits.num_blocks * limits.block_size
         report = {"version": 1, "trace": trace.name, "capacity_tokens": capacity, "policies": figures}
         json_path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     if html_path is not None and results:
-        html_path.write_text(simulation_page(trace.name, results, slo), encoding="utf-8")
+        html_path.write_text(simulation_page(trace.name, results, slo, deaths, window), encoding="utf-8")
     if len(figures) < len(names) or any(row.get("unfinished") for row in figures):
         click.echo("interrupted: this is what was simulated until then", err=True)
         raise SystemExit(130)
@@ -233,6 +243,13 @@ def _timed(workload: Workload, settings: list[SimulationSettings], cost: CostMod
     return results
 
 
+def _figures(result: SimulationResult, deaths: list[FleetChange], window: float, slo: Slo) -> dict[str, Any]:
+    around = [
+        {"time": death.time, "replica": death.replica, **result.around(death.time, window, slo)} for death in deaths
+    ]
+    return {**result.summary(slo), "deaths": around}
+
+
 def _sequential(workload: Workload, settings: SimulationSettings) -> dict[str, Any]:
     from caudex.routing import make_policy
     from caudex.simulate import replay_sequentially
@@ -271,6 +288,32 @@ def _print_table(figures: list[dict[str, Any]], *, sequential: bool) -> None:
     refused = max((row.get("refused", 0) for row in figures), default=0)
     if refused:
         click.echo(f"{refused} requests were refused: they do not fit a replica, or none was left", err=True)
+
+
+def _print_deaths(figures: list[dict[str, Any]], window: float) -> None:
+    """What users saw before and after each death."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not any(row.get("deaths") for row in figures):
+        return
+    table = Table(title=f"{window:g} s before -> after a death")
+    table.add_column("policy", no_wrap=True)
+    for header in ("dead", "hit rate", "TTFT mean s", "p90", "p99", "in SLO", "recomputed", "retried"):
+        table.add_column(header, justify="right")
+    for row in figures:
+        for death in row["deaths"]:
+            before, after = death["before"], death["after"]
+            pairs = [
+                (before["hit_rate"], after["hit_rate"], "{:.1%}"),
+                *((before["ttft"][name], after["ttft"][name], "{:.2f}") for name in ("mean", "p90", "p99")),
+                (before["slo_share"], after["slo_share"], "{:.1%}"),
+                (before["recomputed_tokens"], after["recomputed_tokens"], "{:,}"),
+            ]
+            cells = [f"{_number(was, form)} -> {_number(became, form)}" for was, became, form in pairs]
+            dead = f"{death['replica']} at {death['time']:g} s"
+            table.add_row(row["policy"], dead, *cells, str(before["retried"] + after["retried"]))
+    Console(width=None if Console().is_terminal else 140).print(table)
 
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:

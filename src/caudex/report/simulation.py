@@ -11,16 +11,20 @@ from numpy.typing import NDArray
 
 from caudex.report.numbers import percent
 from caudex.report.svg import Mark, Point, Series, line_plot
-from caudex.simulate import SimulationResult, Slo
+from caudex.simulate import FleetChange, SimulationResult, Slo
 
 _NUM_POINTS = 120
 _NUM_WINDOWS = 60
 
 
-def simulation_page(title: str, results: Sequence[SimulationResult], slo: Slo) -> str:
-    """A whole HTML document. It loads nothing: styles and plots are inside, and there is no script."""
+def simulation_page(
+    title: str, results: Sequence[SimulationResult], slo: Slo, deaths: Sequence[FleetChange], window: float
+) -> str:
+    """A whole HTML document. It loads nothing: styles and plots are inside, and there is no script. Of each death it
+    tells what users saw in so many seconds before and after."""
     style = files("caudex.report").joinpath("page.css").read_text(encoding="utf-8")
-    sections = [_table(results, slo), _ttft(results, slo), _hit_rate(results)]
+    sections = [_table(results, slo), _deaths(results, slo, deaths, window), _ttft(results, slo)]
+    sections.append(_hit_rate(results, deaths))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -65,6 +69,35 @@ def _table(results: Sequence[SimulationResult], slo: Slo) -> str:
     )
 
 
+def _deaths(results: Sequence[SimulationResult], slo: Slo, deaths: Sequence[FleetChange], window: float) -> str:
+    rows = []
+    for result in results:
+        for death in deaths:
+            around = result.around(death.time, window, slo)
+            for when, row in around.items():
+                cells = [
+                    f"{row['requests']:,}",
+                    _text(row["hit_rate"], percent),
+                    *(_text(row["ttft"][name], "{:,.2f}".format) for name in ("mean", "p50", "p90", "p99")),
+                    _text(row["slo_share"], percent),
+                    f"{row['recomputed_tokens']:,}",
+                    f"{row['retried']:,}",
+                ]
+                numbers = "".join(f"<td class=n>{cell}</td>" for cell in cells)
+                name = f"{escape(result.policy)}, {when} replica {death.replica} died at {death.time:g} s"
+                rows.append(f"<tr><td>{name}</td>{numbers}</tr>")
+    if not rows:
+        return ""
+    times = ("TTFT mean, s", "p50", "p90", "p99")
+    head = ("requests", "hit rate", *times, "in SLO", "recomputed tokens", "retried")
+    heads = "".join(f"<th class=n>{name}</th>" for name in head)
+    return (
+        f"<section><h2>{window:g} s before and after a death</h2>"
+        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
 def _text(value: float | None, form: Callable[[float], str]) -> str:
     return "-" if value is None else form(value)
 
@@ -83,13 +116,14 @@ def _ttft(results: Sequence[SimulationResult], slo: Slo) -> str:
     return f"<section><h2>Time to first token</h2>{plot}</section>"
 
 
-def _hit_rate(results: Sequence[SimulationResult]) -> str:
+def _hit_rate(results: Sequence[SimulationResult], deaths: Sequence[FleetChange]) -> str:
     lines = [Series(r.policy, _hit_rate_over_time(r), f"s{i % 8}") for i, r in enumerate(results)]
     plot = line_plot(
         lines,
         x_label="seconds from the first arrival",
         y_label="hit rate",
         x_text=lambda x: f"{x:,.0f}",
+        marks=[Mark(death.time, f"{death.replica} dies") for death in deaths],
         title="Token hit rate over time",
     )
     return f"<section><h2>Hit rate over time</h2>{plot}</section>"

@@ -81,6 +81,26 @@ class SimulationResult:
             "utilisation": _ratio(self.busy_seconds.sum(), duration * len(computed)),
         }
 
+    def around(self, time: float, seconds: float, slo: Slo) -> dict[str, dict[str, Any]]:
+        """What users saw so many seconds before and after a moment, which is told in seconds from the first arrival."""
+        return {"before": self.window(time - seconds, time, slo), "after": self.window(time, time + seconds, slo)}
+
+    def window(self, begin: float, end: float, slo: Slo) -> dict[str, Any]:
+        """Figures of the requests that arrived from `begin` to before `end`, as in `summary`. What they recomputed is
+        what one cache without end would have spared them."""
+        times = self.arrivals - self.arrivals[0]
+        inside = (times >= begin) & (times < end)
+        served = inside & ~np.isnan(self.first_tokens)
+        good = inside & ~np.isnan(self.finishes) & (self.ttft <= slo.ttft) & ~(self.tpot > slo.tpot)
+        return {
+            "requests": int(inside.sum()),
+            "retried": int((self.retries[inside] > 0).sum()),
+            "hit_rate": _ratio(self.cached_tokens[served].sum(), self.input_lengths[served].sum()),
+            "recomputed_tokens": int((self.infinite_cache_hits - self.cached_tokens)[served].sum()),
+            "ttft": _percentiles(self.ttft[inside]),
+            "slo_share": _ratio(good.sum(), inside.sum()),
+        }
+
 
 def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole else None
