@@ -216,6 +216,35 @@ def test_ctrl_c_finishes_what_is_under_way(start_worker: Callable[[], SmallWorke
     assert "long-19" in results[0]
 
 
+def test_a_request_on_its_way_to_a_gateway_that_stops_is_answered(
+    start_worker: Callable[[], SmallWorker], start_gateway: Start
+) -> None:
+    """On connections that are there: one that has not asked yet, and one that is in the middle of its request."""
+    gateway = start_gateway([start_worker()])
+    request = client_bytes(gateway.port, chat_body("late"))
+    address = ("127.0.0.1", gateway.port)
+
+    def stopping() -> bool:
+        try:
+            socket.create_connection(address).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    with socket.create_connection(address) as new, socket.create_connection(address) as begun:
+        begun.sendall(request[:-5])
+        assert gateway.chat("sees that both were accepted").status_code == 200
+        gateway.process.send_signal(signal.SIGINT)
+        eventually(stopping, "the gateway to listen no more")
+        new.sendall(request)
+        begun.sendall(request[-5:])
+        for connection in (new, begun):
+            received = b"".join(iter(lambda connection=connection: connection.recv(65_536), b""))  # type: ignore[misc]
+            assert received.startswith(b"HTTP/1.1 200")
+            assert b"late-2" in received
+    assert gateway.process.wait() == 0
+
+
 def test_ctrl_c_leaves_nothing_on_the_screen() -> None:
     command = [sys.executable, "-m", "caudex", "route", "--worker", f"http://127.0.0.1:{free_port()}", "--port", "0"]
     process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True)

@@ -63,6 +63,7 @@ class ClientConnection(asyncio.Protocol):
         self._current_bytes = 0
         self._refusal: HttpError | None = None
         self._idle = True
+        self._has_asked = False
         self._start_message()
         self.deadline = time.monotonic() + self._settings.header_timeout
         self.peer: str = ""
@@ -82,7 +83,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
-        if len(self._handler.connections) >= self._settings.max_connections or self._handler.closing:
+        if self._handler.closing:
+            self._refuse(HttpError(503, "the gateway is stopping", "overloaded_error", 1.0))
+            return
+        if len(self._handler.connections) >= self._settings.max_connections:
             self._refuse(HttpError(503, "the gateway has as many connections as it may", "overloaded_error", 1.0))
             return
         self._handler.connections.add(self)
@@ -128,6 +132,7 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._start_message()
         self._idle = False
+        self._has_asked = True
         self.deadline = time.monotonic() + self._settings.header_timeout
 
     def on_url(self, url: bytes) -> None:
@@ -232,8 +237,10 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close_if_idle(self) -> None:
-        if self._task is None and self._transport is not None:
+    def close_if_idle(self, *, even_if_new: bool) -> None:
+        """Closes a connection on which no request is under way; one on which there was none yet if told so, since its
+        first may be on its way."""
+        if self._task is None and self._idle and self._transport is not None and (self._has_asked or even_if_new):
             self._transport.close()
 
     def check_deadline(self, now: float) -> None:

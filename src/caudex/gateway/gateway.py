@@ -36,6 +36,9 @@ log = logging.getLogger("caudex.gateway")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
 _SWEEP_SECONDS = 1.0
+_FIRST_REQUEST_SECONDS = 2.0
+"""For which a gateway that stops keeps a connection that has not asked yet: its request may be on its way."""
+
 DEFAULT_BLOCK_SIZE = 16
 """Tokens a key, until a worker's KV events say what its blocks hold."""
 
@@ -94,10 +97,10 @@ class Gateway:
     async def shutdown(self) -> None:
         """Finishes what is under way, up to the drain timeout, and keeps a snapshot."""
         self.closing = True
-        for connection in list(self.connections):
-            connection.close_if_idle()
-        deadline = time.monotonic() + self.settings.drain_timeout
-        while self.connections and time.monotonic() < deadline:
+        began = time.monotonic()
+        while self.connections and (waited := time.monotonic() - began) < self.settings.drain_timeout:
+            for connection in list(self.connections):
+                connection.close_if_idle(even_if_new=waited > _FIRST_REQUEST_SECONDS)
             await asyncio.sleep(0.05)
         await self.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _PROMPT_PATHS = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages", b"/v1/embeddings"}
 )
+_PLAIN_PATH = re.compile(rb"[A-Za-z0-9/._~:@!$&'()*+,;=-]*")
+"""What a worker cannot read as another path than is read here: no escape, no backslash, no fragment."""
+
 _RESPONSES = b"/v1/responses"
 _MAX_MODEL_NAME_LOGGED = 200
 
@@ -57,8 +61,8 @@ class Relay:
     def read(self, request: HttpRequest, record: AccessRecord) -> Asked:
         """Who asks for what, with the request's body made fit for a worker; HttpError if it may not go there."""
         gateway = self._gateway
-        if b".." in request.path or b"%" in request.path:
-            raise HttpError(400, "the path must be plain: without dots that lead upwards, and without escapes")
+        if b".." in request.path or b"//" in request.path or not _PLAIN_PATH.fullmatch(request.path):
+            raise HttpError(400, "the path must be plain: without escapes, fragments, or dots that lead upwards")
         tenant = gateway.tenants.authenticate(request.header(b"authorization"))
         record.tenant = tenant.name
         if gateway.rules is not None and request.method == "POST":
