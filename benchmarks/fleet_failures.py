@@ -2,10 +2,13 @@
 
     python benchmarks/fleet_failures.py [--vllm PATH/TO/bin/vllm] [--kv-events] [--json FILE]
 
-Two `caudex serve`, or one and a vLLM, with the default model. Clients ask for greedy answers, which are compared with
-those that the servers gave beforehand: every answer must be right, or end with an error event behind a right beginning,
-or be an error status; none may take longer than PATIENCE. At the end the gateway's own account, its access log, must
-have exactly the answers that the clients had. With --kv-events the policy is prefix_exact, by the servers' KV events.
+Two `caudex serve` and, if asked for, a vLLM, with the default model. Clients ask for greedy answers, which are compared
+with those that the servers gave beforehand: every answer must be right, or end with an error event behind a right
+beginning, or be an error status; none may take longer than PATIENCE. Only while the gateway itself is restarted may a
+connection be refused. A text that no server gave beforehand is kept with the worker that gave it, which is then asked
+for it alone, in companies of all sizes: it is wrong unless that worker gives it too. At the end the gateway's own
+account, its access log, must have exactly the answers that the clients had. With --kv-events the policy is
+prefix_exact, by the servers' KV events.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ CROWD = 60
 """Clients at once in the overload; the gateway takes 8 requests a worker and lets 8 wait."""
 PATIENCE = 300.0
 SYSTEM = "You are a terse assistant. " * 20
+ADMIN_KEY = "k"
+NO_GATEWAY = "no gateway"
 BLOCK = "32"
 """Tokens a block: what vLLM's CPU backend needs, and equal for all, as exact routing needs it."""
 
@@ -136,7 +141,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 900.0
 
 @dataclass
 class Answer:
-    """How it ended ("whole", or what the error said), the text until then, what it used, and the server's name for it."""
+    """How it ended ("whole", or what the error said), its text, what it used, and the server's name for it."""
 
     ending: str = "whole"
     text: str = ""
@@ -160,14 +165,16 @@ async def ask(endpoint: Endpoint, question: int) -> Answer:
                 read_usage(answer.usage, chunk)
     except TimeoutError:
         answer.ending = "HUNG"
+    except ConnectionError as error:
+        answer.ending = str(error) if answer.text else NO_GATEWAY
     except (ServerError, OSError, EOFError) as error:
         answer.ending = str(error) or type(error).__name__
     return answer
 
 
 async def answers_of(endpoint: Endpoint, companies: Sequence[int]) -> list[set[str]]:
-    """What a server itself answers, by question, asked in companies of these sizes: the greedy answers of an engine that
-    rounds differently in larger batches, or after a hit, are not always the same."""
+    """What a server itself answers, by question, asked in companies of these sizes: the greedy answers of an engine
+    that rounds differently in larger batches, or after a hit, are not always the same."""
     given: list[set[str]] = [set() for _ in range(QUESTIONS)]
     for company in companies:
         for first in range(0, QUESTIONS, company):
@@ -194,7 +201,7 @@ def verdict(ending: str, text: str, right: set[str]) -> str:
     status = re.match(r"status (\d+)", ending)
     if status is not None and status[1] in ("429", "502", "503"):
         return f"refused with {status[1]}"
-    return "HUNG" if ending == "HUNG" else f"SILENT CUT: {ending}"
+    return ending if ending in ("HUNG", NO_GATEWAY) else f"SILENT CUT: {ending}"
 
 
 class Clients:
@@ -210,23 +217,24 @@ class Clients:
     async def during(self, name: str, count: int, events: Awaitable[dict[str, float]]) -> None:
         """Runs so many clients while something happens, and until each has its last answer."""
         verdicts: Counter[str] = Counter()
-        slowest, over = 0.0, False
+        slowest: dict[str, float] = {}
+        over = False
 
         async def client(first: int) -> None:
-            nonlocal slowest
             question = first
             while not over:
                 began = time.monotonic()
                 answer = await ask(self.endpoint, question % QUESTIONS)
-                slowest = max(slowest, time.monotonic() - began)
                 right = self.right[question % QUESTIONS]
-                verdicts[verdict(answer.ending, answer.text, right)] += 1
-                if verdict(answer.ending, answer.text, right) == "WRONG":
+                what = verdict(answer.ending, answer.text, right)
+                verdicts[what] += 1
+                slowest[what] = round(max(slowest.get(what, 0.0), time.monotonic() - began), 2)
+                if what == "WRONG":
                     told = {"question": question % QUESTIONS, "text": answer.text, "id": answer.id}
                     self.wrong.append({**told, "right": sorted(right)})
                 self.reported_cached += answer.usage.cached_tokens or 0
                 question += count
-                if answer.ending.startswith("status"):
+                if answer.ending.startswith("status") or answer.ending == NO_GATEWAY:
                     await asyncio.sleep(0.2)
 
         clients = [asyncio.create_task(client(i)) for i in range(count)]
@@ -236,18 +244,18 @@ class Clients:
             over = True
         await asyncio.gather(*clients)
         self.all += verdicts
-        self.phases[name] = {"verdicts": dict(verdicts), "slowest_seconds": round(slowest, 2), **times}
+        self.phases[name] = {"verdicts": dict(verdicts), "slowest_seconds": slowest, **times}
         print(name, json.dumps(self.phases[name]), flush=True)
 
 
 class Drama:
     """What happens to the servers. Each act ends with all servers available again."""
 
-    def __init__(self, servers: list[Server], gateway: str) -> None:
-        self.servers, self.gateway = servers, gateway
+    def __init__(self, servers: list[Server], gateway: Server, access_log: Path) -> None:
+        self.servers, self.gateway, self.access_log = servers, gateway, access_log
 
     def available(self) -> int:
-        return int(json.loads(page(f"{self.gateway}/health") or "{}").get("available", 0))
+        return int(json.loads(page(f"{self.gateway.url}/health") or "{}").get("available", 0))
 
     async def all_available(self) -> float:
         return await until(lambda: self.available() == len(self.servers), "all servers to be available")
@@ -262,6 +270,51 @@ class Drama:
         server.send(signal.SIGCONT)
         return {"seconds_to_traffic": round(await self.all_available(), 2)}
 
+    async def restarted(self) -> dict[str, float]:
+        """The gateway, in good order: it knows from its snapshot what the servers have."""
+        await asyncio.to_thread(self.gateway.end, signal.SIGTERM)
+        known = len(answers_in(self.access_log))
+        self.gateway.start()
+        await until(self.gateway.answers, "the gateway to start again")
+        await self.all_available()
+        await asyncio.sleep(5)
+        first = answers_in(self.access_log)[known]
+        return {"cached_tokens_predicted_for_the_first": first.get("predicted_cached_tokens", 0)}
+
+    async def drained(self, server: Server) -> dict[str, float]:
+        """Finishes what it has, gets nothing new, and is taken back."""
+        await asyncio.to_thread(self.admin, "/drain", server)
+        drained_at = time.time()
+        seconds = await until(lambda: self.in_flight(server) == 0, "a server to be drained")
+        await asyncio.sleep(5)
+        there = [line["time"] for line in answers_in(self.access_log) if line.get("worker") == server.url]
+        await asyncio.to_thread(self.admin, "", server)
+        await self.all_available()
+        return {"seconds_to_drain": round(seconds, 2), "sent_there_meanwhile": sum(at > drained_at for at in there)}
+
+    def admin(self, command: str, server: Server) -> None:
+        body = json.dumps({"url": server.url}).encode()
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        request = urllib.request.Request(f"{self.gateway.url}/admin/workers{command}", body, headers)
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def in_flight(self, server: Server) -> float:
+        return total(page(f"{self.gateway.url}/metrics"), "caudex_gateway_worker_in_flight", server.url)
+
+    async def all_ended(self) -> dict[str, float]:
+        """No server is left, for a while."""
+        for server in self.servers:
+            await asyncio.to_thread(server.end, signal.SIGKILL)
+        seconds = await until(lambda: self.available() == 0, "all servers to be known as dead")
+        await asyncio.sleep(5)
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            await until(server.answers, "a server to start again")
+        back = await self.all_available()
+        await asyncio.sleep(3)
+        return {"seconds_to_notice": round(seconds, 2), "seconds_to_traffic": round(back, 2)}
+
     async def ended(self, server: Server, number: signal.Signals) -> dict[str, float]:
         """Ended and started again; the time counts from when the server itself is ready."""
         await asyncio.to_thread(server.end, number)
@@ -273,31 +326,34 @@ class Drama:
         return {"seconds_to_traffic": round(seconds, 2)}
 
 
-async def play(servers: list[Server], gateway: str, access_log: Path) -> dict[str, Any]:
-    drama = Drama(servers, gateway)
+async def play(servers: list[Server], gateway: Server, access_log: Path) -> dict[str, Any]:
+    drama = Drama(servers, gateway, access_log)
     for server in servers:
         await until(server.answers, "the servers to start")
     await drama.all_available()
     model = await first_model(Endpoint(servers[0].url, ""))
     right = await right_answers([Endpoint(server.url, model) for server in servers])
-    clients = Clients(Endpoint(gateway, model), right)
+    clients = Clients(Endpoint(gateway.url, model), right)
     first, last = servers[0], servers[-1]
     await clients.during("calm", CLIENTS, drama.nothing())
+    await clients.during("the gateway restarted", CLIENTS, drama.restarted())
+    await clients.during("one drained", CLIENTS, drama.drained(first))
     await clients.during("one paused", CLIENTS, drama.paused(last))
     await clients.during("the other paused", CLIENTS, drama.paused(first))
     await clients.during("one killed", CLIENTS, drama.ended(first, signal.SIGKILL))
     await clients.during("one stopped in good order", CLIENTS, drama.ended(first, signal.SIGTERM))
     await clients.during("overloaded", CROWD, drama.nothing())
     await clients.during("the other killed", CLIENTS, drama.ended(last, signal.SIGKILL))
+    await clients.during("all killed", CLIENTS, drama.all_ended())
     await asyncio.sleep(2)
-    report = {"phases": clients.phases, "total": dict(clients.all), **account(clients, gateway, access_log)}
+    report = {"phases": clients.phases, "total": dict(clients.all), **account(clients, gateway.url, access_log)}
     return report | {"wrong": await explained(clients.wrong, access_log, model)}
 
 
 async def explained(wrong: list[dict[str, Any]], access_log: Path, model: str) -> list[dict[str, Any]]:
     """Each text that none gave beforehand with the worker that gave it, as far as its name for the answer has the
     gateway's for the request in it, and whether the same worker, asked alone, gives that text as well."""
-    by_id = {line["request_id"]: line["worker"] for line in map(json.loads, access_log.read_text().splitlines())}
+    by_id = {line["request_id"]: line["worker"] for line in answers_in(access_log) if line.get("worker")}
     alone: dict[str, list[set[str]]] = {}
     for answer in wrong:
         answer["worker"] = next((url for name, url in by_id.items() if name in answer["id"]), None)
@@ -311,10 +367,11 @@ async def explained(wrong: list[dict[str, Any]], access_log: Path, model: str) -
 
 def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
     """Whether the gateway's account agrees with its clients', and what it believed of the servers' caches."""
-    lines = [json.loads(line) for line in access_log.read_text().splitlines()]
-    answers = [line for line in lines if line["path"] == "/v1/chat/completions"]
+    answers = answers_in(access_log)
     theirs = Counter(
-        name.removeprefix("refused with ") if "refused" in name else "200" for name in clients.all.elements()
+        name.removeprefix("refused with ") if "refused" in name else "200"
+        for name in clients.all.elements()
+        if name != NO_GATEWAY
     )
     metrics = page(f"{gateway}/metrics")
     return {
@@ -322,15 +379,20 @@ def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
         "statuses_by_gateway": dict(Counter(str(line["status"]) for line in answers)),
         "cached_tokens_by_clients": clients.reported_cached,
         "cached_tokens_by_gateway": sum(line.get("reported_cached_tokens") or 0 for line in answers),
+        "predicted_cached_tokens": sum(
+            line.get("predicted_cached_tokens", 0) for line in answers if "reported_cached_tokens" in line
+        ),
+        "retries": sum(max(0, line.get("attempts", 0) - 1) for line in answers),
         "in_flight_at_the_end": total(metrics, "caudex_gateway_worker_in_flight"),
-        "retries": total(metrics, "caudex_gateway_retries_total"),
-        "broken_streams": total(metrics, "caudex_gateway_broken_streams_total"),
-        "predicted_cached_tokens": total(metrics, "caudex_gateway_predicted_cached_tokens_total"),
-        "reported_cached_tokens": total(metrics, "caudex_gateway_reported_cached_tokens_total"),
-        "index_drops": {
+        "index_drops_since_the_restart": {
             cause: total(metrics, "caudex_gateway_index_drops_total", cause) for cause in ("restart", "drift")
         },
     }
+
+
+def answers_in(access_log: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in access_log.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if line["path"] == "/v1/chat/completions"]
 
 
 def total(metrics: str, name: str, label: str = "") -> float:
@@ -339,8 +401,10 @@ def total(metrics: str, name: str, label: str = "") -> float:
 
 
 def faults(report: dict[str, Any]) -> list[str]:
-    fine = ("right", "told", "WRONG")
+    fine = ("right", "told", "WRONG", NO_GATEWAY)
     bad = [name for name in report["total"] if name not in fine and not name.startswith("refused")]
+    without = [name for name, phase in report["phases"].items() if NO_GATEWAY in phase["verdicts"]]
+    bad += [f"connections were refused: {name}" for name in without if name != "the gateway restarted"]
     bad += [f"wrong: {answer}" for answer in report["wrong"] if not answer["given_alone"]]
     off = [
         what for what in ("statuses", "cached_tokens") if report[f"{what}_by_clients"] != report[f"{what}_by_gateway"]
@@ -350,29 +414,29 @@ def faults(report: dict[str, Any]) -> list[str]:
 
 
 async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    ports, gateway = [free_port(), free_port()], free_port()
     with contextlib.ExitStack() as stack:
-        servers = [caudex(ports[0], folder / "first.log")]
-        stack.callback(servers[0].close)
-        second = folder / "second.log"
-        servers.append(vllm(args.vllm, ports[1], second) if args.vllm else caudex(ports[1], second))
-        stack.callback(servers[1].close)
+        servers = [caudex(free_port(), folder / "first.log"), caudex(free_port(), folder / "second.log")]
+        if args.vllm:
+            servers.append(vllm(args.vllm, free_port(), folder / "vllm.log"))
+        for server in servers:
+            stack.callback(server.close)
         access_log = folder / "access.log"
         options = [part for server in servers for part in ("--worker", server.url)]
         options += ["--max-concurrency", "8", "--max-queue", "8", "--access-log", str(access_log)]
         if args.kv_events:
             options += ["--kv-events", "tcp://*:+1", "--kv-replay", "tcp://*:+2", "--policy", "prefix_exact"]
             options += ["--tokenizer", str(locate_checkpoint(None).directory)]
-        command = [sys.executable, "-m", "caudex", "route", *options, "--port", str(gateway), "--log-level", "warning"]
-        router = subprocess.Popen(command)
-        stack.callback(router.wait)
-        stack.callback(router.kill)
-        return await play(servers, f"http://127.0.0.1:{gateway}", access_log)
+        options += ["--snapshot", str(folder / "routing"), "--admin-key", ADMIN_KEY, "--log-level", "warning"]
+        port = free_port()
+        command = [sys.executable, "-m", "caudex", "route", *options, "--port", str(port)]
+        gateway = Server(command, port, folder / "gateway.log")
+        stack.callback(gateway.close)
+        return await play(servers, gateway, access_log)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", help="path of the program vllm; it takes the second server's place")
+    parser.add_argument("--vllm", help="path of the program vllm, to run one of it too")
     parser.add_argument("--kv-events", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
