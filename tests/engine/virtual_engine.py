@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +75,9 @@ class VirtualEngine:
     def step(self) -> Step:
         running_before = {state.request_id for state in self.scheduler.running}
         step = self.scheduler.schedule()
-        self.admissions += [s for s in self.scheduler.running if s.request_id not in running_before]
+        admitted = [s for s in self.scheduler.running if s.request_id not in running_before]
+        assert not (step.num_preempted and admitted), "a request took the place of one that had just given way"
+        self.admissions += admitted
         self.num_steps += 1
         self.num_computed_tokens += step.num_tokens
         assert step.num_tokens <= self.token_budget
@@ -134,3 +138,69 @@ class VirtualEngine:
             if state.num_output_left == 0:
                 self.scheduler.finish(state)
                 self.finished[state.request_id] = state
+
+
+def make_engine(
+    num_blocks: int,
+    block_size: int = 4,
+    *,
+    max_num_seqs: int = 4,
+    token_budget: int = 16,
+    max_overtakes: int = 8,
+    **others: Any,
+) -> VirtualEngine:
+    shares = others.pop("shares", True)
+    cache = PrefixCache(num_blocks, block_size, **others)
+    scheduler = Scheduler(
+        cache,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=token_budget,
+        max_overtakes=max_overtakes,
+        shares=shares,
+    )
+    return VirtualEngine(cache, scheduler, max_num_seqs, token_budget)
+
+
+def make_state(arrival: int, prompt: list[int], max_output: int, **others: Any) -> SequenceState:
+    return SequenceState(f"r{arrival}", arrival, np.array(prompt, dtype=np.int32), max_output, **others)
+
+
+def submit_all(engine: VirtualEngine, states: list[SequenceState]) -> list[SequenceState]:
+    for state in states:
+        engine.submit(state)
+    return states
+
+
+def run_to_end(engine: VirtualEngine, limit: int = 5_000) -> None:
+    while engine.scheduler.has_requests:
+        engine.step()
+        assert engine.num_steps < limit, "requests do not finish"
+
+
+def assert_all_right(engine: VirtualEngine, states: list[SequenceState]) -> None:
+    """Every request ended once, with the tokens it gets alone, and holds nothing any more."""
+    assert set(engine.finished) | engine.aborted == {state.request_id for state in states}
+    for state in engine.finished.values():
+        assert state.output == expected_output(state.prompt, state.namespace, state.max_output_tokens)
+        if state.num_alternatives is not None:
+            assert state.prompt_scores == expected_scores(state.prompt, state.namespace, state.num_alternatives)
+    cache = engine.cache
+    assert cache.num_pinned_blocks == 0
+    assert cache.num_free_blocks + cache.num_cached_blocks == cache.num_blocks
+
+
+def overtakes(engine: VirtualEngine) -> dict[str, int]:
+    """For each request, how many younger ones were first admitted before it was."""
+    first = {}
+    for place, state in enumerate(engine.admissions):
+        first.setdefault(state.request_id, (place, state.arrival))
+    places = list(first.values())
+    return {
+        request_id: sum(1 for other_place, other_arrival in places if other_arrival > arrival and other_place < place)
+        for request_id, (place, arrival) in first.items()
+    }
+
+
+def random_tokens(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,26 @@ class LocalServer:
             return None
         return sum(resident_peak(pid) for pid in process_tree(self.process.pid))
 
+    def cpu_seconds(self) -> float:
+        """Processor time that the process and its living descendants have used; 0 where the system does not tell."""
+        return sum(cpu_seconds(pid) for pid in process_tree(self.process.pid))
+
+    def pause(self) -> None:
+        """Take the processor from all of its processes until `resume`: an idle server may still poll."""
+        for pid in process_tree(self.process.pid):
+            send_if_alive(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in process_tree(self.process.pid):
+            send_if_alive(pid, signal.SIGCONT)
+
 
 def process_tree(pid: int) -> list[int]:
     """A process and all its descendants that live now."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return [pid]
+    children: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += thread.read_text().split()
     return [pid, *(descendant for child in children for descendant in process_tree(int(child)))]
 
 
@@ -47,6 +62,14 @@ def resident_peak(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def caudex_command(options: Sequence[str], port: int) -> list[str]:
@@ -59,27 +82,33 @@ def running(
 ) -> Iterator[LocalServer]:
     """Start a server that will answer on `port`, yield it when `/health` is 200, and stop it afterwards.
 
+    What it prints goes to a file. Rejected: a pipe; once it is full, a server that logs every request stands still.
+
     Raises:
         RuntimeError: the process ended, or was not healthy within `timeout` seconds; what it printed is quoted.
     """
     started = time.perf_counter()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        ) as process,
+    ):
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_until_healthy(url, process, timeout)
+            wait_until_healthy(url, process, said, timeout)
             yield LocalServer(url, process, time.perf_counter() - started)
         finally:
             stop(process)
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], timeout: float) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], said: IO[bytes], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while not healthy(url):
         if process.poll() is not None:
-            said = process.stdout.read() if process.stdout else b""
-            raise RuntimeError(f"the server ended with status {process.returncode}: {said[-2000:].decode().strip()}")
+            said.seek(0)
+            words = said.read()[-2000:].decode(errors="replace").strip()
+            raise RuntimeError(f"the server ended with status {process.returncode}: {words}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"the server at {url} was not ready after {timeout:g} s")
         time.sleep(0.1)
@@ -94,14 +123,23 @@ def healthy(url: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to stop; insist after ten seconds."""
+    """Ask the process to stop, also if it is paused; after ten seconds, end all of its processes."""
     if process.poll() is not None:
         return
+    family = process_tree(process.pid)
     process.send_signal(signal.SIGINT)
+    for pid in family:
+        send_if_alive(pid, signal.SIGCONT)
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
-        process.kill()
+        for pid in family:
+            send_if_alive(pid, signal.SIGKILL)
+
+
+def send_if_alive(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def free_port() -> int:

@@ -60,15 +60,21 @@ class Scheduler:
     fails, `fail` drops whatever it had promised. Where a commit finds equal blocks of another request and adopts them,
     the step writes the same KV into them once more, which changes nothing.
 
-    A waiting request whose beginning is being computed by a running one waits for it, as long as that saves it at
-    least one block: computing the same tokens a second time would only slow the first. It cannot wait in vain: the
-    other is running, so it gets on at every step or is gone.
+    No prefix is computed twice side by side: a prompt in prefill takes all that is left of a step's budget, so nothing
+    is admitted before its last chunk is scheduled, and by then whoever begins alike finds all of it. Should it end
+    early, what it has computed is found.
 
     A further sample of a request waits for it in the same way and branches off in the step that ends their prompt: it
     shares all blocks, copies the last if the prompt ends inside it, and samples from the same logits. Where there is no
     room for that, or an older request is overdue, it is admitted later like any other.
 
-    A prompt that is scored is computed from the first token on whose score is not known (see `PromptScores`).
+    A prompt that is scored is computed from the first token on whose score is not known (see `PromptScores`). Scores
+    are known once a step has run, not when it is scheduled, so a prompt that begins like one that is being scored waits
+    for it, as long as that saves it at least one block. It cannot wait in vain: the other gets on at every step, or it
+    is gone.
+
+    Nothing is admitted in a step that has preempted: what was set aside has just proved too little, and the next step
+    sets more aside. To fill the hole at once would evict what the victim has computed.
 
     Bounds: an admitted request advances at every step in which the older ones' prompts leave room in the budget; at
     most `max_overtakes` younger requests are admitted before a waiting one.
@@ -194,9 +200,9 @@ class Scheduler:
         end = min(state.num_tokens, start + self._token_budget - step.num_tokens)
         if end == start:
             return
-        in_prefill = state.in_prefill
+        reads = state.in_prefill or start < len(state.prompt)
         state.num_computed = end
-        if in_prefill and self._shares:
+        if reads and self._shares:
             self._commit(state)
             blocks = state.block_table[start // self._block_size : _num_blocks(end, self._block_size)]
             self._written.update(blocks.tolist())
@@ -307,20 +313,20 @@ class Scheduler:
             return True
         if state.awaits_leader and self._shares:
             return False
-        return not self._awaits_prefix(state, num_cached)
+        return not self._awaits_scores(state, num_cached)
 
-    def _awaits_prefix(self, state: SequenceState, num_cached: int) -> bool:
-        """Whether a running request is about to compute at least a block of what `state` would have to compute."""
+    def _awaits_scores(self, state: SequenceState, num_known: int) -> bool:
+        """Whether a running request is about to find at least a block of the scores that `state` would have to find."""
         return self._shares and any(
-            self._num_to_come(state, other) - num_cached >= self._block_size
+            self._num_to_come(state, other) - num_known >= self._block_size
             for other in self.running
-            if other.num_useful(state) < len(other.prompt) and other.same_cache(state)
+            if other.scores_for(state)
         )
 
     def _num_to_come(self, state: SequenceState, other: SequenceState) -> int:
-        """Leading tokens of `state` that `other` has computed or will, or 0 if it has computed them all already."""
-        common = min(_common_length(state.prompt, other.prompt), state.num_tokens - 1)
-        return common if common > other.num_useful(state) else 0
+        """Leading tokens of `state` that `other` will have scored, or 0 if it has scored them all already."""
+        common = min(_common_length(state.prompt, other.prompt), len(state.prompt) - 1)
+        return common if common > len(other.prompt_scores) + 1 else 0
 
     def _start(self, step: Step, state: SequenceState, num_blocks: int) -> bool:
         """Pin what is cached of a waiting request and allocate the rest; False and no change if it has to wait."""

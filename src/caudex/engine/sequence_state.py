@@ -107,12 +107,11 @@ class SequenceState:
         """Whether what one of the two computes may be shared with the other as a matter of course."""
         return (self.namespace, self.tenant) == (other.namespace, other.tenant)
 
-    def num_useful(self, other: SequenceState) -> int:
-        """How many of this running request's tokens are ready for `other`: computed, or scored if it wants scores."""
-        if not other.is_scoring:
-            return self.num_computed
-        can_tell = self.is_scoring and (self.num_alternatives or 0) >= (other.num_alternatives or 0)
-        return len(self.prompt_scores) + 1 if can_tell else len(self.prompt)
+    def scores_for(self, other: SequenceState) -> bool:
+        """Whether this request is scoring what `other` can use: in the same cache, with enough alternatives a token."""
+        if not (self.is_scoring and other.is_scoring and self.same_cache(other)):
+            return False
+        return (self.num_alternatives or 0) >= (other.num_alternatives or 0)
 
     def running_sequence(self) -> Sequence:
         """The pinned cache sequence; only for a running request."""
