@@ -58,16 +58,29 @@ def test_a_conversion_that_fails_leaves_nothing(own_cache_folder: Path, tmp_path
     assert [path.name for path in (own_cache_folder / "caudex" / "models").iterdir()] == [".lock"]
 
 
-def test_what_a_killed_conversion_left_goes_with_the_next(own_cache_folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def abandoned(own_cache_folder: Path) -> Path:
+    """The folder of converted models, with one that is half converted."""
     models = own_cache_folder / "caudex" / "models"
     (models / ".converting-old").mkdir(parents=True)
     (models / ".converting-old" / "model.safetensors").write_bytes(bytes(1000))
     (models / "another-model").mkdir()
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(Exception, match=r".+"):
-        locate_checkpoint(str(broken))
-    assert sorted(path.name for path in models.iterdir()) == [".lock", "another-model"]
+    return models
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next_start(
+    abandoned: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    """Whatever model that is for."""
+    locate_checkpoint(str(tiny_model("llama")))
+    assert sorted(path.name for path in abandoned.iterdir()) == [".lock", "another-model"]
+
+
+def test_a_conversion_that_is_going_on_keeps_what_it_has(abandoned: Path, tiny_model: Callable[[str], Path]) -> None:
+    with (abandoned / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        locate_checkpoint(str(tiny_model("llama")))
+    assert (abandoned / ".converting-old" / "model.safetensors").exists()
 
 
 def test_one_process_converts_at_a_time(own_cache_folder: Path, tmp_path: Path) -> None:

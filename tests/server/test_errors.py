@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPConnection
 
 import httpx
 import openai
@@ -67,6 +68,8 @@ def refusal(answer: httpx.Response, status: int) -> dict:
         ("prompt_logprobs", 21, "21"),
         ("prompt_logprobs", -1, "-1"),
         ("use_beam_search", True, "True"),
+        ("guided_json", {"type": "object"}, "structured_outputs"),
+        ("guided_choice", ["yes", "no"], "structured_outputs"),
         ("priority", "high", "int"),
         ("session_id", 5, "str"),
     ],
@@ -175,6 +178,14 @@ def test_a_body_too_large_is_refused_announced_or_not(server) -> None:
     body = json.dumps({"prompt": "a" * 300_000}).encode()
     refusal(server.http.post(COMPLETIONS, content=body), 413)
     refusal(server.http.post(COMPLETIONS, content=iter([body[:150_000], body[150_000:]])), 413)
+
+
+def test_a_client_that_sends_all_of_a_body_too_large_before_it_reads_is_told(server) -> None:
+    host = server.http.base_url
+    connection = HTTPConnection(host.host, host.port or 80, timeout=30)
+    connection.request("POST", COMPLETIONS, b"x" * (8 << 20))
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_a_refused_stream_keeps_its_status(server) -> None:

@@ -33,8 +33,10 @@ class LocalServer:
             return None
         return sum(resident_peak(pid) for pid in process_tree(self.process.pid))
 
-    def cpu_seconds(self) -> float:
-        """Processor time that the process and its living descendants have used; 0 where the system does not tell."""
+    def cpu_seconds(self) -> float | None:
+        """Processor time that the process and its living descendants have used; None where the system does not tell."""
+        if not Path("/proc/self/stat").exists():
+            return None
         return sum(cpu_seconds(pid) for pid in process_tree(self.process.pid))
 
     def pause(self) -> None:

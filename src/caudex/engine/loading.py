@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -52,6 +52,7 @@ def locate_checkpoint(model: str | None, progress: Progress | None = None) -> Ch
     Raises:
         FileNotFoundError: nothing has this name; the message says what was tried.
     """
+    _remove_abandoned_scratch()
     if model is None:
         return _from_gguf(default_gguf(), DEFAULT_MODEL_NAME, progress)
     path = Path(model).expanduser()
@@ -109,7 +110,7 @@ def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
     """The converted copy of `file`, made now if there is none.
 
     The copy is written to a hidden folder and renamed, so that a half-written one is never seen. One process converts
-    at a time; another waits, and finds the copy. What a killed process left behind goes with the next conversion.
+    at a time; another waits, and finds the copy. What a killed process left behind goes with the next one's start.
 
     Raises:
         OSError: the copy cannot be kept; the message names the folder and the remedy.
@@ -152,6 +153,16 @@ def _exclusive(folder: Path, progress: Progress | None) -> Iterator[None]:
             (progress or ignore_progress)("Waiting for another process that converts a model", 0, 1)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _remove_abandoned_scratch() -> None:
+    """Remove what a killed conversion left, whichever model is asked for now, unless one is going on."""
+    with suppress(OSError):
+        folder = cache_folder() / "models"
+        if any(folder.glob(f"{_SCRATCH}*")):
+            with (folder / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_scratch(folder)
 
 
 def _remove_scratch(folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -27,6 +28,9 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+LINGER_SECONDS = 2.0
+"""How long a client that sends too much may go on before it is answered."""
 
 
 @dataclass(slots=True)
@@ -160,6 +164,8 @@ async def read_body(headers: Headers, receive: Receive, settings: ServerSettings
     limit = settings.max_body_bytes
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
+        if "expect" not in headers:
+            await discard_rest(receive)
         raise body_too_large(limit)
     body = bytearray()
     while True:
@@ -171,9 +177,20 @@ async def read_body(headers: Headers, receive: Receive, settings: ServerSettings
             return None
         body += message.get("body", b"")
         if len(body) > limit:
+            body.clear()
+            await discard_rest(receive)
             raise body_too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+async def discard_rest(receive: Receive) -> None:
+    """Take what a client is still sending, for at most `LINGER_SECONDS`: closing a connection with bytes unread resets
+    it, and the client would not see why it was refused."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 def body_too_large(limit: int) -> APIError:

@@ -23,6 +23,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "chat_template": (None,),
     "use_beam_search": (None, False),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
 }
 """Fields the engine does not act on, and the values with which they ask for nothing. Any other value is refused:
 an answer that ignores a setting is a wrong answer."""
@@ -61,6 +65,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     session_id: str | None = None
@@ -105,7 +113,8 @@ def refuse_unsupported(fields: GenerationFields) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(fields, name, None)
         if value not in neutral:
-            raise APIError(f"{name} is {value!r}, which this server does not support; leave it out", param=name)
+            remedy = "use structured_outputs" if name.startswith("guided_") else "leave it out"
+            raise APIError(f"{name} is {value!r:.80}, which this server does not support; {remedy}", param=name)
 
 
 def check_prompt_logprobs(fields: GenerationFields) -> None:

@@ -130,7 +130,8 @@ def serve(
     """
     with listening_socket(address) as listener:
         bound_silence(listener, settings.client_timeout)
-        engine = Engine.load(config, progress)
+        with sigterm_as_interrupt():
+            engine = Engine.load(config, progress)
         listen(listener, address)
         gc.collect()
         gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
@@ -142,6 +143,19 @@ def serve(
             finished = not server.force_exit
         finally:
             engine.shutdown(drain=finished)
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Within this context SIGTERM ends what runs as Ctrl-C does: it cleans up, a half converted model included."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def draining_server(
