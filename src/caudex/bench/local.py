@@ -125,18 +125,18 @@ def healthy(url: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to stop, also if it is paused; after ten seconds, end all of its processes."""
-    if process.poll() is not None:
-        return
+    """Ask the process to stop, also if it is paused; after ten seconds insist. Descendants it leaves are killed."""
     family = process_tree(process.pid)
-    process.send_signal(signal.SIGINT)
-    for pid in family:
-        send_if_alive(pid, signal.SIGCONT)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        for pid in family:
+            send_if_alive(pid, signal.SIGCONT)
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
-        for pid in family:
-            send_if_alive(pid, signal.SIGKILL)
+        process.kill()
+    for pid in family[1:]:
+        send_if_alive(pid, signal.SIGKILL)
 
 
 def send_if_alive(pid: int, number: signal.Signals) -> None:
