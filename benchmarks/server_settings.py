@@ -26,7 +26,7 @@ from caudex.bench.run import Plan, play
 from caudex.bench.scenes import SCENES
 from caudex.bench.summary import Summary
 from caudex.bench.tables import duration
-from servers import VLLM, LlamaCpp, Server, Setting
+from servers import VLLM, VLLM_SPACE, LlamaCpp, Server, Setting, Tuning
 
 SHORT = {
     "a document": ("document", Scale(concurrency=4, questions=12, document_tokens=800, answer_tokens=16)),
@@ -37,46 +37,44 @@ SHORT = {
 
 
 def vllm_settings(program: str | None) -> dict[str, Server]:
-    """One change at a time to eager mode with blocks of 32."""
-    base = VLLM(program=program)
-    eager, space = base.options, base.environment
+    """One change at a time to eager mode with blocks of 32 and one thread, then what was best together."""
+    eager, ngram = "--enforce-eager", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    base = VLLM(program=program).tuned(Tuning((eager,), VLLM_SPACE))
 
-    def bound(cpus: str) -> dict[str, str]:
-        return {**space, "VLLM_CPU_OMP_THREADS_BIND": cpus}
+    def tuned(*options: str, **environment: str) -> Server:
+        return base.tuned(Tuning(options, {**VLLM_SPACE, **environment}))
 
-    ngram = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4})
     return {
         "eager, blocks of 32": base,
         "blocks of 128 (default)": replace(base, block_size=128),
-        "compiled": replace(base, options=()),
-        "two threads, 0-1": replace(base, environment=bound("0-1")),
-        "threads not bound": replace(base, environment=bound("nobind")),
-        "4,096 tokens a step": replace(base, options=(*eager, "--max-num-batched-tokens", "4096")),
-        "512 tokens a step": replace(base, options=(*eager, "--max-num-batched-tokens", "512")),
-        "n-gram speculation": replace(base, options=(*eager, "--speculative-config", ngram)),
-        "KV split off": replace(base, environment={**space, "VLLM_CPU_ATTN_SPLIT_KV": "0"}),
+        "compiled": tuned(),
+        "two threads": tuned(eager, VLLM_CPU_OMP_THREADS_BIND="0-1"),
+        "threads not bound": tuned(eager, VLLM_CPU_OMP_THREADS_BIND="nobind"),
+        "4,096 tokens a step": tuned(eager, "--max-num-batched-tokens", "4096"),
+        "512 tokens a step": tuned(eager, "--max-num-batched-tokens", "512"),
+        "n-gram speculation": tuned(eager, "--speculative-config", json.dumps(ngram)),
+        "KV split off": tuned(eager, VLLM_CPU_ATTN_SPLIT_KV="0"),
+        "compiled, two threads": tuned(VLLM_CPU_OMP_THREADS_BIND="0-1"),
     }
 
 
 def llama_settings(program: str | None, bf16: Path | None) -> dict[str, Server]:
     """One change at a time to eight slots with a part of the buffer each."""
     base = LlamaCpp(program=program)
-    unified = ("--kv-unified",)
     found: dict[str, Server] = {
         "4-bit, 8 slots": base,
-        "unified KV": replace(base, options=unified),
-        "unified KV, flash attention off": replace(base, options=(*unified, "-fa", "off")),
-        "flash attention on": replace(base, options=("-fa", "on")),
-        "batches of 512 in 128s": replace(base, options=("-b", "512", "-ub", "128")),
-        "batches of 2,048 whole": replace(base, options=("-ub", "2048")),
-        "reuse of shifted chunks": replace(base, options=("--cache-reuse", "64")),
-        "no copies of idle slots": replace(base, options=("--cache-ram", "0")),
-        "n-gram speculation": replace(base, options=("--spec-type", "ngram-simple")),
-        "one thread to decode": replace(base, options=("-t", "1", "-tb", "2")),
+        "unified KV": base.tuned(Tuning(("--kv-unified",))),
+        "flash attention off": base.tuned(Tuning(("-fa", "off"))),
+        "flash attention on": base.tuned(Tuning(("-fa", "on"))),
+        "batches of 512 in 128s": base.tuned(Tuning(("-b", "512", "-ub", "128"))),
+        "batches of 2,048 whole": base.tuned(Tuning(("-ub", "2048"))),
+        "reuse of shifted chunks": base.tuned(Tuning(("--cache-reuse", "64"))),
+        "no copies of idle slots": base.tuned(Tuning(("--cache-ram", "0"))),
+        "n-gram speculation": base.tuned(Tuning(("--spec-type", "ngram-simple"))),
     }
     if bf16 is not None:
         found["bf16, 8 slots"] = replace(base, model=bf16)
-        found["bf16, unified KV"] = replace(base, model=bf16, options=unified)
+        found["bf16, unified KV"] = replace(base.tuned(Tuning(("--kv-unified",))), model=bf16)
     return found
 
 
@@ -90,8 +88,8 @@ async def play_short(url: str) -> dict[str, Summary]:
 
 
 def measure(server: Server) -> dict[str, Summary]:
-    port = free_port()
-    with running(server.command(Setting(), port), port, environment=server.environment) as local:
+    setting, port = Setting(), free_port()
+    with running(server.command(setting, port), port, environment=server.tuning(setting).environment) as local:
         return asyncio.run(play_short(local.url))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from caudex.bench.local import caudex_command
 from caudex.engine.loading import default_gguf, locate_checkpoint
@@ -17,24 +18,41 @@ MODEL_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a server is to be started: tokens its KV pool holds, and requests it runs at once."""
+    """What scenes ask of a server: tokens its KV pool holds, requests it runs at once, and what most of its time goes
+    to, prompts or answers, as a peer may be tuned for either."""
 
     pool_tokens: int = ROOMY_TOKENS
     max_running: int = 8
+    decodes: bool = False
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Options and environment variables that change nothing but speed."""
+
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that may be installed. `options` and `environment` are its tuning; a `Setting` is what a scene asks."""
+    """A server that may be installed, with its tuning for scenes of prompts and for scenes of answers."""
 
-    options: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    prefill: Tuning = Tuning()
+    decode: Tuning = Tuning()
 
     name = ""
 
     def missing(self) -> str | None:
         """How to install it; None if it is there."""
         return None
+
+    def tuning(self, setting: Setting) -> Tuning:
+        return self.decode if setting.decodes else self.prefill
+
+    def tuned(self, tuning: Tuning) -> Self:
+        """The same server with one tuning for all scenes."""
+        return replace(self, prefill=tuning, decode=tuning)
 
     def command(self, setting: Setting, port: int) -> list[str]:
         raise NotImplementedError
@@ -48,15 +66,19 @@ class Caudex(Server):
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["--block-size", str(self.block_size), "--num-blocks", str(setting.pool_tokens // self.block_size)]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
-        return caudex_command([*sizes, *limits, *self.options], port)
+        return caudex_command([*sizes, *limits, *self.tuning(setting).options], port)
+
+
+VLLM_SPACE = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+VLLM_BOTH_CORES = {**VLLM_SPACE, "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
 
 
 @dataclass(frozen=True)
 class VLLM(Server):
     """vLLM for CPUs, on the same weights in bfloat16."""
 
-    options: Sequence[str] = ("--enforce-eager",)
-    environment: Mapping[str, str] = field(default_factory=lambda: {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    prefill: Tuning = Tuning(environment=VLLM_BOTH_CORES)
+    decode: Tuning = Tuning(environment=VLLM_SPACE)
     program: str | None = None
     block_size: int = 32
 
@@ -73,7 +95,7 @@ class VLLM(Server):
         sizes = ["--block-size", str(self.block_size), "--num-gpu-blocks-override", blocks]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
         fixed = ["--port", str(port), "--dtype", "bfloat16", "--enable-prompt-tokens-details"]
-        return [self.program or "vllm", "serve", model, *fixed, *sizes, *limits, *self.options]
+        return [self.program or "vllm", "serve", model, *fixed, *sizes, *limits, *self.tuning(setting).options]
 
 
 @dataclass(frozen=True)
@@ -96,4 +118,4 @@ class LlamaCpp(Server):
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["-c", str(setting.pool_tokens), "-np", str(setting.max_running), "-t", str(os.cpu_count() or 1)]
         model = str(self.model or default_gguf())
-        return [self.program or "llama-server", "-m", model, "--port", str(port), *sizes, *self.options]
+        return [self.program or "llama-server", "-m", model, "--port", str(port), *sizes, *self.tuning(setting).options]

@@ -77,8 +77,8 @@ PARTS: dict[Setting, tuple[Part, ...]] = {
         Part("a", "document", SCALE),
         Part("b", "conversation", CONVERSATION),
         Part("c", "repeat", SCALE),
-        Part("d", "decode", SCALE),
     ),
+    Setting(decodes=True): (Part("d", "decode", SCALE),),
     Setting(max_running=RUNNING_AT_ONCE): (Part("e", "round-robin", SCALE, "fits"),),
     Setting(THRASH_TOKENS, RUNNING_AT_ONCE): (Part("e", "round-robin", SCALE, "thrash"),),
 }
@@ -112,7 +112,9 @@ class Contender:
             return
         port = free_port()
         command = self.server.command(setting, port)
-        self._local = self._process.enter_context(running(command, port, environment=self.server.environment))
+        self._local = self._process.enter_context(
+            running(command, port, environment=self.server.tuning(setting).environment)
+        )
         self.startup = self.startup or self._local.startup
         self._local.pause()
 
@@ -300,8 +302,7 @@ def as_json(contenders: Sequence[Contender], options: argparse.Namespace) -> dic
         "results": [
             {
                 "server": contender.name,
-                "options": [*contender.server.options],
-                "environment": {**contender.server.environment},
+                "tuning": [dataclasses.asdict(contender.server.prefill), dataclasses.asdict(contender.server.decode)],
                 "startup": contender.startup,
                 "peak_memory": contender.peak_memory,
                 "parts": {
