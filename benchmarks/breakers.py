@@ -1,10 +1,11 @@
 """Plants breakers of every kind in logs of several workloads and forms, and tells which are named, placed and mended.
 
-    python benchmarks/breakers.py [--traces FOLDER] [--forms messages,prompts] [--names iso_clock_head,...]
+    python benchmarks/breakers.py [--traces FOLDER] [--forms messages,prompts] [--names iso_clock_head,...] [--jobs 2]
 
-One line a plant: the broken log's hit rate, the rate that the analysis says mending the first finding brings, the clean
-log's own rate, and what was found where. With `--traces` (a folder with `text/tau_airline.openai.jsonl.gz` and
-`text/lmcache_miniswe.plain.jsonl.gz`) real logs are broken too. Exit status 1 where a message log's breaker is missed.
+A breaker counts as found where the first finding has its kind, lies where requests part in the broken log, and brings
+the clean log's own hit rate when mended. Prints a line for each that is not, and a table by workload and form; with
+`--all` a line for each. With `--traces` (a folder with `text/tau_airline.openai.jsonl.gz` and
+`text/lmcache_miniswe.plain.jsonl.gz`) real logs are broken too. Exit status 1 where anything was missed.
 """
 
 from __future__ import annotations
@@ -12,19 +13,27 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.analysis.plants import PLANTS, Body, Plant
-from tests.analysis.plants.logs import FORMS, analyzed, generated, has
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tests.analysis.plants import PLANTS, Body
+from tests.analysis.plants.judge import LEAST_LOSS, faults
+from tests.analysis.plants.logs import FORMS, analyzed, generated, has, parting_tokens
 
 from caudex.analysis.results import Analysis
+from caudex.trace.chain import Int64Array
 
 REAL = {"tau_airline": "text/tau_airline.openai.jsonl.gz", "miniswe": "text/lmcache_miniswe.plain.jsonl.gz"}
 GENERATED = {"agent": 120, "chat": 120, "rag": 120, "few-shot": 120, "chat+rag+agent": 150}
@@ -32,37 +41,111 @@ REQUESTS = 120
 SKIPPED_REQUESTS = 1500
 """Of a real log: the mutants in circulation are made of its first requests."""
 
-LEAST_LOSS = 0.005
+
+@dataclass(frozen=True)
+class Trial:
+    """One plant in one form of one log; without a plant, the clean log."""
+
+    log: str
+    form: str
+    plant: str | None
 
 
-def logs(traces: Path | None) -> Iterator[tuple[str, list[Body]]]:
-    for mix, requests in GENERATED.items():
-        yield mix, generated(mix, requests, seed=29)
-    for name, file in REAL.items() if traces is not None else ():
-        assert traces is not None
-        with gzip.open(traces / file) as lines:
-            bodies = [json.loads(line) for line in lines]
-        first = SKIPPED_REQUESTS if len(bodies) > SKIPPED_REQUESTS + REQUESTS else 0
-        sessions = {body["session_id"] for body in bodies[first : first + REQUESTS]}
-        chosen = islice((body for body in bodies if body["session_id"] in sessions), REQUESTS)
-        yield name, [{key: value for key, value in body.items() if key != "output"} for body in chosen]
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial; `faults` is None where the plant cost nothing, so that there was nothing to find."""
+
+    trial: Trial
+    faults: list[str] | None
+    line: str
 
 
-def faults(plant: Plant, form: str, wanted: float, found: Analysis) -> list[str]:
-    if not found.breakers:
-        return ["nothing found"]
-    first = found.breakers[0]
-    named = form != "messages" or first.kind in plant.kinds
-    placed = form != "messages" or re.search(plant.place, first.where.description)
-    mended = abs(first.hit_rate_if_mended - wanted) <= plant.slack
-    told = {"kind": named, "place": placed, "rate": mended}
-    return [fault for fault, right in told.items() if not right]
+@cache
+def log_named(name: str, traces: Path | None) -> list[Body]:
+    if name in GENERATED:
+        return generated(name, GENERATED[name], seed=29)
+    assert traces is not None
+    with gzip.open(traces / REAL[name]) as lines:
+        bodies = [json.loads(line) for line in lines]
+    first = SKIPPED_REQUESTS if len(bodies) > SKIPPED_REQUESTS + REQUESTS else 0
+    sessions = {body["session_id"] for body in bodies[first : first + REQUESTS]}
+    chosen = islice((body for body in bodies if body["session_id"] in sessions), REQUESTS)
+    return [{key: value for key, value in body.items() if key != "output"} for body in chosen]
 
 
-def line_of(plant: Plant, wanted: float, found: Analysis) -> str:
+def analyzed_in(form: str, log: list[Body]) -> Analysis:
+    with tempfile.TemporaryDirectory() as folder:
+        return analyzed(FORMS[form](log), Path(folder) / "log.jsonl")
+
+
+def parting_in(form: str, log: list[Body]) -> Int64Array:
+    with tempfile.TemporaryDirectory() as folder:
+        return parting_tokens(FORMS[form](log), Path(folder) / "log.jsonl")
+
+
+@cache
+def clean_analysis(name: str, form: str, traces: Path | None) -> Analysis:
+    return analyzed_in(form, log_named(name, traces))
+
+
+def outcome(trial: Trial, traces: Path | None) -> Outcome:
+    log = log_named(trial.log, traces)
+    clean = clean_analysis(trial.log, trial.form, traces)
+    where = f"{trial.log:14s} {trial.form:9s} {trial.plant or 'clean':27s}"
+    if trial.plant is None:
+        alarms = [f"false alarm: {breaker.kind}" for breaker in clean.breakers]
+        return Outcome(trial, alarms, f"{where} {clean.infinite_hit_rate:.3f}")
+    plant = PLANTS[trial.plant]
+    if plant.clean is not list:
+        clean = analyzed_in(trial.form, plant.clean(log))
+    broken = plant.mutate(log)
+    found = analyzed_in(trial.form, broken)
+    wanted = clean.infinite_hit_rate
+    if wanted - found.infinite_hit_rate < LEAST_LOSS:
+        return Outcome(trial, None, f"{where} {found.infinite_hit_rate:.3f} ----- {wanted:.3f} costs nothing")
     first = found.breakers[0] if found.breakers else None
-    told = f"{first.hit_rate_if_mended:.3f} {wanted:.3f}  {first.kind} at {first.where.description}" if first else "-"
-    return f"{plant.name:27s} {found.infinite_hit_rate:.3f} {told}"
+    told = f"{first.hit_rate_if_mended:.3f} {wanted:.3f} {first.kind} at {first.where.description}" if first else "-"
+    wrong = faults(plant, trial.form, wanted, found, parting_in(trial.form, broken))
+    return Outcome(trial, wrong, f"{where} {found.infinite_hit_rate:.3f} {told}")
+
+
+def trials(options: argparse.Namespace) -> Iterator[Trial]:
+    logs = [*GENERATED, *(REAL if options.traces is not None else ())]
+    for name in options.logs.split(",") if options.logs else logs:
+        offers = has(log_named(name, options.traces))
+        for form in options.forms.split(","):
+            if not options.names:
+                yield Trial(name, form, None)
+            for plant in PLANTS.values():
+                wanted = not options.names or plant.name in options.names.split(",")
+                if wanted and plant.needs <= offers:
+                    yield Trial(name, form, plant.name)
+
+
+def run(options: argparse.Namespace, console: Console) -> list[Outcome]:
+    todo = list(trials(options))
+    outcomes = []
+    with ProcessPoolExecutor(options.jobs) as pool, Progress(console=console) as progress:
+        task = progress.add_task("planting", total=len(todo))
+        for done in as_completed([pool.submit(outcome, trial, options.traces) for trial in todo]):
+            result = done.result()
+            outcomes.append(result)
+            if result.faults or options.all:
+                wrong = "WRONG: " + ", ".join(result.faults) if result.faults else ""
+                progress.print(result.line, wrong, soft_wrap=True)
+            progress.advance(task)
+    return outcomes
+
+
+def table_of(outcomes: list[Outcome]) -> Table:
+    counted = [o for o in outcomes if o.faults is not None]
+    tried = Counter((o.trial.log, o.trial.form) for o in counted)
+    right = Counter((o.trial.log, o.trial.form) for o in counted if not o.faults)
+    forms = list(dict.fromkeys(form for _, form in tried))
+    table = Table("workload", *forms, title="breakers named, placed and mended")
+    for log in dict.fromkeys(log for log, _ in tried):
+        table.add_row(log, *(f"{right[log, form]} of {tried[log, form]}" for form in forms))
+    return table
 
 
 def main() -> int:
@@ -71,29 +154,14 @@ def main() -> int:
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--logs", default="")
     parser.add_argument("--names", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="a line for each breaker, not just for those missed")
     options = parser.parse_args()
-    tried = missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "log.jsonl"
-        for name, log in logs(options.traces):
-            if options.logs and name not in options.logs.split(","):
-                continue
-            for form in options.forms.split(","):
-                clean = analyzed(FORMS[form](log), file)
-                alarms = ", ".join(breaker.kind for breaker in clean.breakers) or "clean"
-                print(f"\n{name}, {form}: {len(log)} requests, hit rate {clean.infinite_hit_rate:.3f}, {alarms}")
-                for plant in PLANTS.values():
-                    if not plant.needs <= has(log) or (options.names and plant.name not in options.names.split(",")):
-                        continue
-                    wanted = analyzed(FORMS[form](plant.clean(log)), file).infinite_hit_rate
-                    found = analyzed(FORMS[form](plant.mutate(log)), file)
-                    if wanted - found.infinite_hit_rate < LEAST_LOSS:
-                        continue
-                    wrong = faults(plant, form, wanted, found)
-                    tried += 1
-                    missed += bool(wrong) and form == "messages"
-                    print(line_of(plant, wanted, found), "WRONG: " + ", ".join(wrong) if wrong else "", flush=True)
-    print(f"\n{tried} breakers tried, {missed} in message logs missed or mended otherwise")
+    outcomes = run(options, Console(stderr=True))
+    console = Console()
+    console.print(table_of(outcomes))
+    missed = sum(bool(o.faults) for o in outcomes)
+    console.print(f"{missed} of {sum(o.faults is not None for o in outcomes)} missed")
     return 1 if missed else 0
 
 

@@ -133,6 +133,11 @@ def weight(text: str) -> int:
     return CHARS_PER_TOKEN * len(text) if tokens else len(text)
 
 
+def is_unread(text: str) -> bool:
+    """Whether this is token ids, of which no word is known."""
+    return text[:1] >= FIRST_TOKEN_CHARACTER
+
+
 def is_glue(text: str) -> bool:
     """Whether text between two differing spans is so slight that both are parts of one value (`10:` and `:07`)."""
     return len(text) <= 4 and _GLUE.fullmatch(text) is not None

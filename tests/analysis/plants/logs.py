@@ -9,9 +9,12 @@ from typing import Any
 
 from tests.analysis.plants.plant import Body
 
-from caudex.analysis.analyze import analyze
+from caudex.analysis.analyze import DEFAULT_BLOCK_SIZE, analyze
+from caudex.analysis.measure import Meter
 from caudex.analysis.results import Analysis
+from caudex.trace.chain import Int64Array
 from caudex.trace.generate import WorkloadSettings, generate
+from caudex.trace.log import open_log
 
 _WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s+")
 
@@ -75,6 +78,16 @@ def without_sessions(log: Iterable[Body]) -> list[Body]:
 def analyzed(log: list[Body], path: Any) -> Analysis:
     path.write_text("".join(json.dumps(body) + "\n" for body in log))
     return analyze(path, policies=["lru"], capacities=[1000])
+
+
+def parting_tokens(log: list[Body], path: Any) -> Int64Array:
+    """Where each request parts from all that came before it."""
+    path.write_text("".join(json.dumps(body) + "\n" for body in log))
+    opened = open_log(path)
+    meter = Meter(opened.info, DEFAULT_BLOCK_SIZE, [])
+    for batch in opened.batches:
+        meter.add(batch)
+    return meter.measured().exact_tokens
 
 
 def has(log: list[Body]) -> set[str]:

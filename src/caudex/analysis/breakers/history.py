@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_end, differences, similarity, weight
+from caudex.analysis.align import common_end, common_start, differences, is_unread, similarity, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
 from caudex.analysis.breakers.values import ValueUse, classify
@@ -24,6 +24,7 @@ from caudex.analysis.corpus import head_lengths, text_of
 from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
+MAX_VALUE_CHARS = 160
 MAX_MARK_CHARS = 80
 """What stands for dropped turns without saying what was in them; longer text is a summary."""
 
@@ -34,7 +35,7 @@ _SUMMARY_WORDS = re.compile(
 
 _WORD_END = re.compile(r"[\w:.\-/+]*$")
 _SUMMARY_NOUN = re.compile(r"\bsummar|\brecap\b", re.IGNORECASE)
-_CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
+CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
 HISTORY_TITLES = {
     "history_truncated": "The oldest turns are dropped from the history",
@@ -305,7 +306,7 @@ def _is_cut_short(before: str, after: str, *, inside: bool) -> bool:
     ("...", "[earlier turns omitted]"). Only with `inside` may the cut be anywhere, not just between turns."""
     kept = common_end(before, after)
     mark = after[: len(after) - kept]
-    told = len(mark) <= MAX_MARK_CHARS and _CLEARED_WORDS.search(mark) and not _SUMMARY_NOUN.search(mark)
+    told = len(mark) <= MAX_MARK_CHARS and CLEARED_WORDS.search(mark) and not _SUMMARY_NOUN.search(mark)
     unsaid = weight(mark) <= MAX_MARK_CHARS and not any(map(str.isalnum, mark))
     return kept < len(before) and bool(told or (inside and kept > 0 and unsaid))
 
@@ -314,6 +315,8 @@ def text_change_kind(before: str, after: str) -> str:
     """What a change inside one long text is: a plain prompt's history has no turns to tell it by."""
     if _REASONING.search(before) and normal_form(strip_reasoning(before)) == normal_form(after):
         return "reasoning_stripped"
+    if is_unread(before) and is_unread(after) and _is_short_change(before, after):
+        return "varying_value"
     if not after or _is_cut_short(before, after, inside=True):
         return "history_truncated"
     if not before:
@@ -322,15 +325,18 @@ def text_change_kind(before: str, after: str) -> str:
         return "whitespace_drift"
     if _SUMMARY_NOUN.search(after) or (_SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before)):
         return "history_summarized"
-    if _CLEARED_WORDS.search(after) and len(after) < len(before):
+    if CLEARED_WORDS.search(after) and len(after) < len(before):
         return "tool_results_cleared"
     shorter = 2 * weight(after) < weight(before) and len(after) < len(before)
     return _value_kind(before, after) or ("history_summarized" if shorter and is_unread(after) else "history_rewritten")
 
 
-def is_unread(text: str) -> bool:
-    """Whether this is token ids, of which no word is known."""
-    return text[:1] >= FIRST_TOKEN_CHARACTER
+def _is_short_change(before: str, after: str) -> bool:
+    """Whether little stands where as little stood."""
+    start = common_start(before, after)
+    end = min(common_end(before, after), min(len(before), len(after)) - start)
+    rests = [weight(text[start : len(text) - end]) for text in (before, after)]
+    return max(rests) <= MAX_VALUE_CHARS and max(rests) <= 2 * min(rests)
 
 
 def strip_reasoning(text: str, blanks: int | None = None) -> str:
@@ -357,7 +363,7 @@ def _edit_kind(old: Message, new: Message) -> str:
         return "output_rewritten"
     if normal_form(before) == normal_form(after):
         return "output_rewritten" if old.get("role") == "assistant" else "whitespace_drift"
-    if old.get("role") == "tool" and (len(after) < len(before) or _CLEARED_WORDS.search(after)):
+    if old.get("role") == "tool" and (len(after) < len(before) or CLEARED_WORDS.search(after)):
         return "tool_results_cleared"
     if _SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before):
         return "history_summarized"
@@ -406,7 +412,7 @@ def _call_value(call: dict[str, Any]) -> Any:
 def _value_kind(before: str, after: str) -> str | None:
     """`clock`, `request_id` and so on, where two texts differ in one short value of that kind."""
     spans = differences(before, after)
-    if not spans or sum(s.a_end - s.a_start + s.b_end - s.b_start for s in spans) > 160:
+    if not spans or sum(s.a_end - s.a_start + s.b_end - s.b_start for s in spans) > MAX_VALUE_CHARS:
         return None
     start, end_a, end_b = spans[0].a_start, spans[-1].a_end, spans[-1].b_end
     left = re.search(r"[\w:.\-/+]*$", before[:start])

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, weight
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, is_unread, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.history import (
+    CLEARED_WORDS,
     HISTORY_MENDS,
     HISTORY_TITLES,
     MAX_THREADS,
@@ -33,6 +34,11 @@ MAX_PIECES = 6000
 MAX_ANSWER_OPENING = 120
 """A prompt ends with the opening of the answer to be generated, which need not come back: this many characters."""
 
+_TURN_WORDS = re.compile(r"\b(messages?|turns?|history|conversation|context|earlier|older|previous)\b", re.IGNORECASE)
+_LIKE_ONE_ANOTHER = frozenset({"history_truncated", "history_summarized", "history_rewritten", "history_inserted"})
+"""Kinds as which the changes of one defect may be seen, as text and as its place in the history have it."""
+
+_TELLING_SHARE = 0.1
 SHOWN_CHARS = 160
 CONTEXT_CHARS = 48
 MIN_GAIN = 0.005
@@ -132,6 +138,10 @@ class _Openings:
         before had: one less where that one began with the same mark. None where it may begin a conversation."""
         return next((head for head in (same, same - 1) if head >= 0 and self._is_cut_behind(pieces, head)), None)
 
+    def have_marks_in(self, pieces: list[str]) -> bool:
+        """Whether turns begin among these pieces; of token ids that is not known, and may be."""
+        return any(piece in self._marks or is_unread(piece) for piece in pieces)
+
     def _is_cut_behind(self, pieces: list[str], head: int) -> bool:
         """Whether a prompt goes on behind its first `head` pieces, which many share, as no conversation opens."""
         if head >= len(pieces) or pieces[head] not in self._marks:
@@ -151,14 +161,30 @@ def find_linear_history_breakers(requests: list[Request], read: Callable[[str], 
     changes: dict[str, list[_Change]] = defaultdict(list)
     for change in _rebuild(requests, frozenset(), read).changes:
         changes[change.kind].append(change)
+    unread = any(is_unread(read(change.old or change.new)) for found in changes.values() for change in found)
+    together = [kind for kind in changes if unread or kind in _LIKE_ONE_ANOTHER]
+    if len(together) > 1:
+        main = _main_kind({kind: changes[kind] for kind in together})
+        all_changes = [*changes[main], *(c for kind in together if kind != main for c in changes[kind])]
+        yield _candidate(main, frozenset(together), all_changes, requests, read)
     for kind, found in changes.items():
-        yield _candidate(kind, found, requests, read)
+        yield _candidate(kind, frozenset({kind}), found, requests, read)
 
 
-def _candidate(kind: str, changes: list[_Change], requests: list[Request], read: Callable[[str], str]) -> Candidate:
-    change = max(changes, key=lambda change: len(change.old))
+def _main_kind(changes: dict[str, list[_Change]]) -> str:
+    """What to call changes of several kinds: a summary takes the place of turns and is written anew, and so is seen as
+    other kinds too; else the kind by which most is lost."""
+    if len(changes.get("history_summarized", ())) >= _TELLING_SHARE * sum(map(len, changes.values())):
+        return "history_summarized"
+    return max(changes, key=lambda kind: sum(len(change.old) for change in changes[kind]))
+
+
+def _candidate(
+    kind: str, kinds: frozenset[str], changes: list[_Change], requests: list[Request], read: Callable[[str], str]
+) -> Candidate:
+    """`changes` are of all `kinds`, those of the `kind` that is told first."""
+    change = max((c for c in changes if c.kind == kind), key=lambda change: len(change.old))
     place = f"prompt, character {change.char}"
-    kinds = frozenset({kind})
     rewrite: Rewrite = lambda log: _rebuild(log, kinds, read).requests  # noqa: E731
     if kind == "reasoning_stripped" and all(read(change.old) == change.old for change in changes):
         rewrite = _without_reasoning(change)
@@ -265,6 +291,8 @@ def _follow(
             dropped = ""
             continue
         change = _change(step, sent, pieces, index, thread.request, read)
+        if _says_cleared(change.new) and not openings.have_marks_in(sent[step.i1 : step.i2]):
+            change.kind = "tool_results_cleared"
         changes.append(change)
         if change.kind in mended:
             dropped += "".join(thread.groups[step.i1 : step.i2])
@@ -288,6 +316,11 @@ def _all_dropped(
 def _is_written_on(rest: list[str], following: list[str]) -> bool:
     """Whether the last piece sent was simply continued."""
     return len(rest) == 1 and bool(following) and following[0].startswith(rest[0])
+
+
+def _says_cleared(mark: str) -> bool:
+    """Whether a mark says that something is gone, and not that turns are."""
+    return CLEARED_WORDS.search(mark) is not None and _TURN_WORDS.search(mark) is None
 
 
 def _change(

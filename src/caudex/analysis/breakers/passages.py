@@ -7,13 +7,16 @@ lets the next prompt use what the last one left. Sorting them by how often they 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import pairwise
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import TypeAlias
 
+from caudex.analysis.align import CHARS_PER_TOKEN, common_start, is_unread, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import Site, sites_of, texts_at
+from caudex.analysis.breakers.unitigs import Cutter
 from caudex.analysis.corpus import by_session, head_length, text_of
 from caudex.trace.request import Message, Request
 
@@ -21,12 +24,29 @@ MIN_PASSAGE_CHARS = 40
 SEARCHED_CHARS = 1 << 15
 """A plain prompt's passages are looked for up to here."""
 
+CUT_SAMPLES = 80
+"""Of token ids, so many prompts tell where all of them are cut."""
+
+MIN_ALIKE = 0.002
+CUT_GRAMS = (6, 12, 24, 40)
+"""Token ids are cut by k-grams of several lengths, since passages of any length may hold stretches that recur."""
+
 MIN_USES = 3
+MAX_TRIED_PAIRS = 64
 SHOWN_PASSAGES = 6
 _LABEL = re.compile(
-    r"^(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
+    r"(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
 )
 _BREAKS = (re.compile(r"(\n\s*\n+)"), re.compile(r"(?<=>)(\n)(?=<)"), re.compile(r"(\n)"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A way to cut texts into pieces, each but the last followed by what stands between it and the next; and how long a
+    piece must be to be a passage."""
+
+    cut: Callable[[str], list[str]]
+    min_chars: int = MIN_PASSAGE_CHARS
 
 
 def find_reordered(requests: list[Request]) -> Iterator[Candidate]:
@@ -35,113 +55,140 @@ def find_reordered(requests: list[Request]) -> Iterator[Candidate]:
             continue
         site = replace(site, chars=SEARCHED_CHARS)
         texts = texts_at(site, requests)
+        if any(map(is_unread, texts.values())):
+            texts = dict(list(texts.items())[:: -(-len(texts) // CUT_SAMPLES)])
         if len(set(texts.values())) >= 2:
-            yield from _passages_candidates(site, texts, requests)
+            for split in _splits(texts):
+                order = _Order.of(texts, split, requests)
+                if order is not None and order.brings_alike(texts):
+                    yield from _reorder_candidate(site, order, texts, requests)
     candidate = _examples_candidate(requests)
     if candidate is not None:
         yield candidate
 
 
+def _splits(texts: dict[int, str]) -> Iterator[_Split]:
+    """Ways to cut texts into passages: at what separates them, or, of token ids, wherever their order varies."""
+    if not any(map(is_unread, texts.values())):
+        yield from (_Split(pattern.split) for pattern in _BREAKS)
+        return
+    for k in CUT_GRAMS:
+        yield _Split(_cutting(Cutter(texts.values(), k)), min(CHARS_PER_TOKEN * k, MIN_PASSAGE_CHARS))
+
+
+def _cutting(cutter: Cutter) -> Callable[[str], list[str]]:
+    """The pieces of a text, with nothing between them."""
+    return lambda text: list(chain.from_iterable((piece, "") for piece in cutter.cut(text)))[:-1]
+
+
 def _without_label(passage: str) -> str:
     """A passage without its number ("Example 3:", "[2]"), which goes with the place and not with the passage."""
-    return _LABEL.sub(r"\1#", passage, count=1).strip()
+    if is_unread(passage):
+        return passage
+    label = _LABEL.match(passage)
+    return (f"{label[1]}#{passage[label.end() :]}" if label else passage).strip()
 
 
-def _passages_candidates(site: Site, texts: dict[int, str], requests: list[Request]) -> Iterator[Candidate]:
-    for pattern in _BREAKS:
-        uses = _shared_passages(pattern, set(texts.values()))
-        if len(uses) < 2:
-            continue
-        ranks = _ranks(uses, pattern, texts.values())
-        reordered = [index for index, text in texts.items() if not _in_order(pattern, text, ranks)]
-        candidate = _reorder_candidate(site, pattern, ranks, texts, reordered, requests) if reordered else None
-        if candidate is not None:
-            yield candidate
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One order for the passages that many conversations have: by how many have them, the most first; of equals, as the
+    texts have them from the first on. `found` are each text's passages (by request), in its own order."""
 
+    split: _Split
+    ranks: dict[str, int]
+    found: dict[int, list[str]]
 
-def _ranks(uses: Counter[str], pattern: re.Pattern[str], texts: Iterable[str]) -> dict[str, int]:
-    """Passages by how many texts have them, the most first; of equals, as the texts have them from the first on."""
-    met = dict.fromkeys(key for text in texts for p in pattern.split(text)[::2] if (key := _without_label(p)) in uses)
-    return {passage: rank for rank, passage in enumerate(sorted(met, key=lambda passage: -uses[passage]))}
+    @staticmethod
+    def of(texts: dict[int, str], split: _Split, requests: list[Request]) -> _Order | None:
+        """None where no two passages are shared, or no text has them in another order."""
+        keys = {
+            index: [_without_label(piece) for piece in split.cut(text) if weight(piece) >= split.min_chars]
+            for index, text in texts.items()
+        }
+        users: dict[str, set[str | int]] = defaultdict(set)
+        repeated: set[str] = set()
+        for index, found in keys.items():
+            for key in dict.fromkeys(found):
+                users[key].add(requests[index].session or index)
+            repeated.update(key for key, count in Counter(found).items() if count > 1)
+        least = min(MIN_USES, len(set(texts.values())))
+        shared = [key for key, using in users.items() if len(using) >= least and key not in repeated]
+        ranks = {key: rank for rank, key in enumerate(sorted(shared, key=lambda key: -len(users[key])))}
+        in_order = {index: [key for key in found if key in ranks] for index, found in keys.items()}
+        return _Order(split, ranks, in_order) if len(ranks) > 1 else None
 
+    def is_kept_by(self, index: int) -> bool:
+        return all(self.ranks[a] < self.ranks[b] for a, b in pairwise(self.found[index]))
 
-def _shared_passages(pattern: re.Pattern[str], texts: set[str]) -> Counter[str]:
-    uses: Counter[str] = Counter()
-    for text in texts:
-        uses.update({_without_label(p) for p in pattern.split(text)[::2] if len(p) >= MIN_PASSAGE_CHARS})
-    return Counter({passage: count for passage, count in uses.items() if count >= min(MIN_USES, len(texts))})
+    def sorted(self, text: str) -> str:
+        """Sorts the shared passages among the places they hold; numbers stay with the places, other text stays put."""
+        pieces = self.split.cut(text)
+        ranks = {
+            place: rank
+            for place, piece in enumerate(pieces)
+            if (rank := self.ranks.get(_without_label(piece))) is not None
+        }
+        passages = [pieces[place] for place in sorted(ranks, key=ranks.__getitem__)]
+        for number, (place, passage) in enumerate(zip(ranks, passages, strict=True), start=1):
+            label = _LABEL.match(passage)
+            pieces[place] = f"{label[1]}{number}{passage[label.end() :]}" if label else passage
+        return "".join(pieces)
 
-
-def _in_order(pattern: re.Pattern[str], text: str, ranks: dict[str, int]) -> bool:
-    found = [ranks[key] for p in pattern.split(text)[::2] if (key := _without_label(p)) in ranks]
-    return all(a < b for a, b in pairwise(found))
+    def brings_alike(self, texts: dict[int, str]) -> bool:
+        """Whether texts that follow one another would begin alike for longer: a cheap guess at what a replay says."""
+        before = list(texts.values())
+        after = [text if self.is_kept_by(index) else self.sorted(text) for index, text in texts.items()]
+        gain = sum(common_start(*pair) for pair in pairwise(after)) - sum(common_start(*p) for p in pairwise(before))
+        return gain > MIN_ALIKE * sum(map(len, before))
 
 
 def _reorder_candidate(
-    site: Site,
-    pattern: re.Pattern[str],
-    ranks: dict[str, int],
-    texts: dict[int, str],
-    reordered: list[int],
-    requests: list[Request],
-) -> Candidate | None:
-    index = reordered[0]
-    other = next((i for i in texts if texts[i] != texts[index]), None)
-    if other is None:
-        return None
-    char = next((k for k, (a, b) in enumerate(zip(texts[index], texts[other], strict=False)) if a != b), 0)
-    return Candidate(
+    site: Site, order: _Order, texts: dict[int, str], requests: list[Request]
+) -> Iterator[Candidate]:
+    reordered = [index for index in texts if not order.is_kept_by(index)]
+    pair = _pair_in_two_orders(order, reordered)
+    if pair is None:
+        return
+    (index, a), (other, b) = pair
+    char = common_start(texts[index], texts[other])
+    yield Candidate(
         kind="few_shot_reordered" if site.role == "system" else "passages_reordered",
         title="The same passages in changing order",
         place=Place(f"{site.description}, character {char}", site.index, site.role, None, char),
-        examples=_side_by_side(index, other, texts, pattern, ranks, requests),
+        examples=tuple(
+            Example(requests[i].line, " / ".join(p[:40] for p in found[:SHOWN_PASSAGES]))
+            for i, found in ((index, a), (other, b))
+        ),
         mend="Give passages (examples, retrieved documents) in one order for all requests: the most used first",
-        rewrite=_sort_passages(site, pattern, ranks),
+        rewrite=_sort_passages(site, order),
         pair=(index, other),
-        details={"passages": len(ranks), "reordered": len(reordered)},
+        details={"passages": len(order.ranks), "reordered": len(reordered)},
         min_gain=0.005,
     )
 
 
-def _side_by_side(
-    index: int,
-    other: int,
-    texts: dict[int, str],
-    pattern: re.Pattern[str],
-    ranks: dict[str, int],
-    requests: list[Request],
-) -> tuple[Example, ...]:
-    moved = zip((index, other), _moved(index, other, texts, pattern, ranks), strict=True)
-    return tuple(Example(requests[i].line, " / ".join(p.strip()[:40] for p in found)) for i, found in moved)
+_InOrder: TypeAlias = tuple[int, list[str]]
+"""A request's index, and some of its passages from the first that moved on."""
 
 
-def _moved(
-    index: int, other: int, texts: dict[int, str], pattern: re.Pattern[str], ranks: dict[str, int]
-) -> tuple[list[str], list[str]]:
-    """A few passages of two texts, from the first in which they differ on."""
-    a, b = (_found(pattern, texts[i], ranks) for i in (index, other))
-    start = next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), 0)
-    return a[start : start + SHOWN_PASSAGES], b[start : start + SHOWN_PASSAGES]
+def _pair_in_two_orders(order: _Order, reordered: list[int]) -> tuple[_InOrder, _InOrder] | None:
+    """Two requests that have some passages in common and in different orders; None where there are none."""
+    for index in reordered[:MAX_TRIED_PAIRS]:
+        for other in list(order.found)[:MAX_TRIED_PAIRS]:
+            a, b = order.found[index], order.found[other]
+            common = set(a) & set(b)
+            a, b = ([key for key in found if key in common] for found in (a, b))
+            start = common_start(a, b)
+            if start < len(a):
+                return (index, a[start:]), (other, b[start:])
+    return None
 
 
-def _found(pattern: re.Pattern[str], text: str, ranks: dict[str, int]) -> list[str]:
-    return [p for p in pattern.split(text)[::2] if _without_label(p) in ranks]
-
-
-def _sort_passages(site: Site, pattern: re.Pattern[str], ranks: dict[str, int]) -> Rewrite:
-    """Sorts the shared passages among the places they hold; numbers stay with the places, other text stays put."""
-
+def _sort_passages(site: Site, order: _Order) -> Rewrite:
     def mend(request: Request) -> Request:
         text = site.text(request)
-        if text is None:
-            return request
-        pieces = pattern.split(text)
-        places = [k for k in range(0, len(pieces), 2) if _without_label(pieces[k]) in ranks]
-        ordered = sorted((pieces[k] for k in places), key=lambda p: ranks[_without_label(p)])
-        for number, (place, passage) in enumerate(zip(places, ordered, strict=True), start=1):
-            pieces[place] = _LABEL.sub(rf"\g<1>{number}", passage, count=1)
-        mended = "".join(pieces)
-        return request if mended == text else site.with_text(request, mended)
+        mended = text and order.sorted(text)
+        return request if not mended or mended == text else site.with_text(request, mended)
 
     return lambda log: [mend(request) for request in log]
 

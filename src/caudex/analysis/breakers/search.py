@@ -27,8 +27,10 @@ SEARCH_REQUESTS = 600
 TIE = 0.005
 """Mends whose rates lie no further apart pay alike."""
 
-_UNTELLING = frozenset({"varying_value", "system_prompt_versions", "history_inserted", "history_rewritten"})
-"""Kinds that say that something changes, not what: any defect of another kind may look like one of these too."""
+_UNTELLING = dict.fromkeys(("passages_reordered", "few_shot_reordered"), 1) | dict.fromkeys(
+    ("varying_value", "system_prompt_versions", "history_inserted", "history_rewritten"), 2
+)
+"""Kinds that say less of what the defect is, the higher the less: any other defect may look like one of these too."""
 
 MAX_FINDINGS = 8
 MAX_CANDIDATES = 24
@@ -128,9 +130,8 @@ def _greedy(
 
 def _best(candidates: list[Candidate], rates: list[float]) -> int:
     """The mend that pays most; of those that pay as much, one that says what the defect is."""
-    best = int(np.argmax(rates))
-    telling = [n for n, c in enumerate(candidates) if c.kind not in _UNTELLING and rates[n] >= rates[best] - TIE]
-    return max(telling, key=lambda number: rates[number], default=best)
+    equals = [number for number, rate in enumerate(rates) if rate >= max(rates) - TIE]
+    return min(equals, key=lambda number: (_UNTELLING.get(candidates[number].kind, 0), -rates[number]))
 
 
 def _rate_with_all(
