@@ -20,8 +20,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": "120"}, catch_exceptions=False)
+def run(*arguments: str, columns: str = "120") -> str:
+    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": columns}, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -31,6 +31,25 @@ def test_the_answer_comes_first_and_all_fits_a_screen(log: Path) -> None:
     assert len(lines) <= 40
     assert any("need not be computed" in line for line in lines[:4])
     assert any("No breaker found" in line for line in lines)
+
+
+def test_a_small_terminal_shows_all_of_a_broken_log(tmp_path: Path) -> None:
+    """Three breakers, a model, a GPU and replicas on 80 by 40."""
+    bodies = []
+    for number, body in enumerate(generate({"chat": 1, "agent": 1}, WorkloadSettings(requests=150, tenants=5))):
+        system = f"It is 10:{number // 60:02d}:{number % 60:02d}. {body['messages'][0]['content']}"
+        bodies.append({**body, "messages": [{"role": "system", "content": system}, *body["messages"][1:]]})
+        bodies[-1]["cache_salt"] = f"t{number % 5}"
+    log = tmp_path / "broken.jsonl"
+    log.write_text("".join(json.dumps(body) + "\n" for body in bodies) + "{\n")
+    shown = run(
+        "analyze", str(log), "--model", "Llama-3.1-8B", "--gpu", "H100", "--replicas", "4", columns="80"
+    ).splitlines()
+    assert len(shown) <= 40
+    assert max(map(len, shown)) <= 80
+    assert any("[clock]" in line for line in shown)
+    assert any("[cache_salt]" in line for line in shown)
+    assert not any("…" in line and "%" not in line for line in shown)
 
 
 def test_the_json_has_the_documented_fields(log: Path, tmp_path: Path) -> None:

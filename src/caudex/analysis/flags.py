@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from caudex.sizing.kv_size import KvSize
+from caudex.sizing.models import hub_id
 
 SMALLEST_VLLM_BLOCK = 16
 
@@ -15,11 +16,11 @@ def engine_flags(enable: bool, block_size: int, capacity_tokens: int, kv: KvSize
     TensorRT-LLM: `kv_cache_config` in the file of `--extra_llm_api_options`; blocks are powers of two. llama.cpp: one
     context shared by all slots (`-c`) and host memory for prompts that left their slot (`--cache-ram`, MiB).
     """
-    model = kv.model if kv is not None else "MODEL"
+    model = hub_id(kv.model) if kv is not None else "MODEL"
     vllm = f"vllm serve {model}"
     sglang = f"python -m sglang.launch_server --model-path {model}"
     trtllm = f"trtllm-serve {model} --extra_llm_api_options cache.yaml  # cache.yaml: kv_cache_config: "
-    llama = f"llama-server -m {model}.gguf"
+    llama = f"llama-server -m {model.rsplit('/', 1)[-1]}.gguf"
     if not enable:
         return {
             "vllm": f"{vllm} --no-enable-prefix-caching",

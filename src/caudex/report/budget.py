@@ -9,7 +9,7 @@ def token_budget(analysis: Analysis) -> list[tuple[float, str, str]]:
     """(share, label, CSS class), the new tokens last. A log that knows no sessions has one share of repeated tokens."""
     repeated = analysis.repetition
     rest = [
-        (repeated.token_hit_rate - repeated.hit_rate, "lost to block rounding", "round"),
+        (repeated.token_hit_rate - repeated.hit_rate, "lost to rounding", "round"),
         (1 - repeated.token_hit_rate, "new", "new"),
     ]
     if not any(row.by == "session" for row in analysis.groups):

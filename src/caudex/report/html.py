@@ -200,7 +200,7 @@ def _prefixes(analysis: Analysis) -> str:
     if not analysis.prefixes:
         return ""
     most = max(node.tokens_saved for node in analysis.prefixes) or 1
-    tree = "".join(_prefix(node, most, level=0) for node in analysis.prefixes)
+    tree = "".join(_prefix(node, most, is_open=index == 0) for index, node in enumerate(analysis.prefixes))
     return (
         "<h2>The heaviest shared prefixes</h2>"
         "<p class=note>Each level opens into the continuations that requests share. "
@@ -208,15 +208,15 @@ def _prefixes(analysis: Analysis) -> str:
     )
 
 
-def _prefix(node: SharedPrefix, most: int, level: int) -> str:
+def _prefix(node: SharedPrefix, most: int, *, is_open: bool = False) -> str:
     bar = f'<span class=weight style="width:{max(3, round(90 * node.tokens_saved / most))}px"></span>'
     label = (
         f"{node.requests:,} requests share tokens {node.start_token:,} to {node.end_token:,} · "
         f"{count_text(node.tokens_saved)} saved"
     )
-    children = "".join(_prefix(child, most, level + 1) for child in node.children)
+    children = "".join(_prefix(child, most) for child in node.children)
     return (
-        f"<details{' open' if level == 0 and len(node.children) < 4 else ''}><summary>{bar}{label}</summary>"
+        f"<details{' open' if is_open else ''}><summary>{bar}{label}</summary>"
         f"<div class=text>{escape(node.text)}</div>{children}</details>"
     )
 

@@ -121,8 +121,8 @@ def _x_axis(ticks: Sequence[float], place: Callable[[float], float], label: str,
     for tick in ticks:
         x = place(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-        parts.append(_text("tick", x, bottom + 19, "middle", text(tick)))
-    parts.append(_text("axis", (WIDTH + LEFT - RIGHT) / 2, HEIGHT - 8, "middle", label))
+        parts.append(_text("tick", x, bottom + 23, "middle", text(tick)))
+    parts.append(_text("axis", (WIDTH + LEFT - RIGHT) / 2, HEIGHT - 6, "middle", label))
     return "".join(parts)
 
 
@@ -146,7 +146,7 @@ def _mark(mark: Mark, place: Callable[[float], float], row: int) -> str:
     x = place(mark.x)
     anchor, shift = ("end", -5) if x > WIDTH * 0.8 else ("start", 5)
     line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    return line + _text("tick", x + shift, HEIGHT - BOTTOM - 8 - 15 * row, anchor, mark.label)
+    return line + _text("tick", x + shift, HEIGHT - BOTTOM - 8 - 19 * row, anchor, mark.label)
 
 
 def _line(line: Series, place: Callable[[float], float], x_text: Callable[[float], str], log: bool) -> str:

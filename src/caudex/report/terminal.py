@@ -14,9 +14,10 @@ from caudex.analysis.results import Analysis, Breaker
 from caudex.report.budget import token_budget
 from caudex.report.numbers import bytes_text, count_text, duration_text, percent
 
-SHOWN_BREAKERS = 3
-SHOWN_CAPACITIES = 5
+SHOWN_BREAKERS = 4
+SHOWN_CAPACITIES = 4
 SHOWN_FILES = 3
+SHOWN_VALUE_CHARS = 20
 BAR_WIDTH = 60
 
 
@@ -33,12 +34,9 @@ def summary(analysis: Analysis) -> RenderableType:
 def _source_line(analysis: Analysis) -> Text:
     span = "" if not analysis.seconds else f" over {duration_text(analysis.seconds)}"
     source = "standard input" if analysis.read.source == "-" else Path(analysis.read.source).name
-    line = Text(
+    return Text(
         f"{source}: {analysis.requests:,} requests{span}, {count_text(analysis.prompt_tokens)} prompt tokens", "dim"
     )
-    if analysis.tokenizer:
-        line.append(f" ({analysis.tokenizer})")
-    return line
 
 
 def _answer(analysis: Analysis) -> RenderableType:
@@ -49,7 +47,7 @@ def _answer(analysis: Analysis) -> RenderableType:
         text.append(f"\nwith {decision.capacity_blocks:,} blocks of {analysis.block_size} tokens{memory}", "default")
         speed = decision.speed
         text.append(
-            f"; prefill a request {_seconds(speed.prefill_seconds_without)} → {_seconds(speed.prefill_seconds_with)}",
+            f"; prefill {_seconds(speed.prefill_seconds_without)} → {_seconds(speed.prefill_seconds_with)}",
             "default",
         )
     if analysis.breakers:
@@ -72,7 +70,7 @@ def _budget(analysis: Analysis) -> Text:
         bar.append("█" * round(max(share, 0) * BAR_WIDTH), style)
     legend = Text("\n  ")
     for share, label, style in shares:
-        legend.append("■ ", style).append(f"{label} {percent(share)}   ")
+        legend.append("■ ", style).append(f"{label} {percent(share)} ")
     return bar + legend
 
 
@@ -82,26 +80,32 @@ def _breakers(analysis: Analysis) -> RenderableType:
             return Text("Breakers were not looked for.", "dim")
         return Text(f"No breaker found (looked {analysis.breakers_searched}).", "green")
     rows: list[RenderableType] = [Text("What breaks prefixes, the costliest first", "bold")]
-    rows += [_breaker(number, breaker) for number, breaker in enumerate(analysis.breakers[:SHOWN_BREAKERS], start=1)]
+    rows.append(_breaker(analysis.breakers[0]))
+    rows += [_breaker_line(number, breaker) for number, breaker in enumerate(analysis.breakers[1:SHOWN_BREAKERS], 2)]
     more = len(analysis.breakers) - SHOWN_BREAKERS
     if more > 0:
         rows.append(Text(f"  and {more} more (--html or --json)", "dim"))
     return Group(*rows)
 
 
-def _breaker(number: int, breaker: Breaker) -> RenderableType:
-    text = Text(f"{number}. {breaker.title}", "yellow")
-    text.append(f"  [{breaker.kind}]", "dim").append(f"  at {_place(breaker)}\n", "default")
-    shown = [repr(example.value[:44]) for example in breaker.examples[:2]]
-    text.append(f"   {' ↔ '.join(shown)}\n", "dim")
+def _breaker(breaker: Breaker) -> RenderableType:
+    """The costliest, in full."""
+    text = Text(f"1. {breaker.title}", "yellow")
+    text.append(f" [{breaker.kind}]\n", "dim")
+    shown = [repr(example.value[:SHOWN_VALUE_CHARS]) for example in breaker.examples[:2]]
+    text.append(f"at {_place(breaker)}: ", "default").append(f"{' ↔ '.join(shown)}\n", "dim")
     text.append(
-        f"   costs {count_text(breaker.tokens_lost)} tokens in {breaker.requests:,} requests; hit rate if mended: ",
+        f"costs {count_text(breaker.tokens_lost)} tokens in {breaker.requests:,} requests; hit rate if mended: ",
         "default",
     )
     text.append(percent(breaker.hit_rate_if_mended), "bold")
-    if breaker.hit_rate_if_all_mended - breaker.hit_rate_if_mended > 0.005:
-        text.append(f" ({percent(breaker.hit_rate_if_all_mended)} with those above)", "default")
-    text.append(f"\n   {breaker.mend}.", "default")
+    text.append(f"\n{breaker.mend}.", "default")
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _breaker_line(number: int, breaker: Breaker) -> RenderableType:
+    text = Text(f"{number}. {breaker.title}", "yellow", no_wrap=True, overflow="ellipsis")
+    text.append(f" [{breaker.kind}] → ", "dim").append(percent(breaker.hit_rate_if_mended), "bold")
     return Padding(text, (0, 0, 0, 2))
 
 
@@ -117,17 +121,19 @@ def _capacities(analysis: Analysis) -> RenderableType:
     step = max(1, -(-len(capacities) // SHOWN_CAPACITIES))
     shown = capacities[::-1][::step][::-1]
     rates = {(row.policy, row.capacity_blocks): row for row in analysis.curve}
-    title = "Hit rate by capacity" + (", as the prompts are" if analysis.breakers else "")
-    table = Table(box=None, padding=(0, 2), title=title, title_justify="left", title_style="bold")
-    table.add_column("blocks", justify="right")
+    title = "Hit rate by capacity, %" + (", as the prompts are" if analysis.breakers else "")
+    table = Table(box=None, padding=(0, 1), title=title, title_justify="left", title_style="bold")
+    table.add_column("blocks", justify="right", no_wrap=True)
     if analysis.kv is not None:
-        table.add_column("KV", justify="right")
+        table.add_column("KV", justify="right", no_wrap=True)
     for policy in policies:
         table.add_column("bound" if policy == "clairvoyant" else policy, justify="right")
     for capacity in shown:
         row = rates[policies[0], capacity]
         memory = [] if row.capacity_gib is None else [bytes_text(row.capacity_gib * 2**30)]
-        table.add_row(f"{capacity:,}", *memory, *(percent(rates[policy, capacity].hit_rate) for policy in policies))
+        table.add_row(
+            f"{capacity:,}", *memory, *(f"{100 * rates[policy, capacity].hit_rate:.1f}" for policy in policies)
+        )
     return table
 
 
@@ -163,12 +169,14 @@ def _facts(analysis: Analysis) -> Text:
 def _flags(analysis: Analysis) -> Text:
     text = Text("Flags     ", "bold")
     text.append(analysis.decision.flags["vllm"], "default")
-    text.append("   (SGLang, TensorRT-LLM, llama.cpp: --json or --html)", "dim")
+    text.append("  (others: --html)", "dim")
     return text
 
 
 def _notes(analysis: Analysis) -> Text:
     notes: list[str] = []
+    if analysis.tokenizer:
+        notes.append(f"tokens: {analysis.tokenizer}")
     if analysis.template:
         notes.append(f"template: {analysis.template}")
     notes.append(f"{analysis.decision.speed.assumption}")

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+HUB = "https://huggingface.co/"
+
 
 def _dense(
-    hub_id: str, layers: int, heads: int, kv_heads: int, head_dim: int, billions: float, total: float | None = None
+    repository: str, layers: int, heads: int, kv_heads: int, head_dim: int, billions: float, total: float | None = None
 ) -> dict[str, Any]:
     return {
-        "source": f"https://huggingface.co/{hub_id}",
+        "source": f"{HUB}{repository}",
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -112,6 +114,12 @@ def load_config(model: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any]
         close = ", ".join(sorted(KNOWN_MODELS)[:8])
         raise ValueError(f"no model {str(model)!r}: give a config.json, a model's folder, or one of {close}, ...")
     return known, KNOWN_MODELS[known]
+
+
+def hub_id(model: str) -> str:
+    """What engines load a model by: its id on the Hugging Face hub where it is a well-known one, else its name."""
+    known = KNOWN_MODELS.get(model)
+    return model if known is None else str(known["source"]).removeprefix(HUB)
 
 
 def find_known(name: str) -> str | None:
