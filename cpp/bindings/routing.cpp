@@ -122,39 +122,50 @@ void bind_cost(nb::module_& m) {
   m.def(
       "cost_seconds",
       [](const Mask& eligible, const Column& queued_tokens, const Column& running, const Column& foreign_requests,
-         const Column& recent_tokens, const Column& prefill_rate, const Column& capacity_tokens,
-         const Column& cached_tokens, const Column& used_tokens, double num_tokens, double mean_prompt_tokens,
-         double recent_seconds, double reuse, double decode_tokens, double coming_weight, double harm_weight) {
+         const Column& recent_tokens, const Column& recent_requests,
+         const Column& prefill_rate, const Column& capacity_tokens, const Column& cached_tokens,
+         const Column& used_tokens, double num_tokens, double mean_prompt_tokens, double recent_seconds,
+         double reuse, double decode_tokens, double harm_weight) {
         const std::size_t n = eligible.size();
         const routing::WorkerColumns workers{eligible.data(),
                                              checked_column(queued_tokens, n),
                                              checked_column(running, n),
                                              checked_column(foreign_requests, n),
                                              checked_column(recent_tokens, n),
+                                             checked_column(recent_requests, n),
                                              checked_column(prefill_rate, n),
                                              checked_column(capacity_tokens, n),
                                              checked_column(cached_tokens, n),
                                              checked_column(used_tokens, n),
                                              n};
-        const routing::CostTerms terms{num_tokens,    mean_prompt_tokens, recent_seconds, reuse,
-                                       decode_tokens, coming_weight,      harm_weight};
+        const routing::CostTerms terms{num_tokens, mean_prompt_tokens, recent_seconds, reuse, decode_tokens, harm_weight};
         double* seconds;
         auto array = owned_array<double>(n, &seconds);
         routing::cost_seconds(workers, terms, seconds);
         return array;
       },
-      "eligible"_a, "queued_tokens"_a, "running"_a, "foreign_requests"_a, "recent_tokens"_a, "prefill_rate"_a,
-      "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a, nb::kw_only(), "num_tokens"_a, "mean_prompt_tokens"_a,
-      "recent_seconds"_a, "reuse"_a, "decode_tokens"_a, "coming_weight"_a, "harm_weight"_a,
-      "Seconds that sending a request to each worker costs; see caudex.routing.cost.");
+      "eligible"_a, "queued_tokens"_a, "running"_a, "foreign_requests"_a, "recent_tokens"_a,
+      "recent_requests"_a, "prefill_rate"_a, "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a, nb::kw_only(),
+      "num_tokens"_a, "mean_prompt_tokens"_a, "recent_seconds"_a, "reuse"_a, "decode_tokens"_a,
+      "harm_weight"_a, "Seconds that sending a request to each worker costs; see caudex.routing.cost.");
   m.def(
       "cheapest",
-      [](const Column& cost, const std::optional<Column>& used, const nb::callable& draw) {
-        const double* tie_breaker = used ? checked_column(*used, cost.size()) : nullptr;
-        return routing::cheapest(cost.data(), tie_breaker, cost.size(), [&] { return nb::cast<double>(draw()); });
+      [](const Column& cost, const std::optional<Column>& used, const std::optional<Column>& capacity,
+         const nb::callable& draw) {
+        const std::size_t n = cost.size();
+        const routing::Room room{used ? checked_column(*used, n) : nullptr,
+                                 capacity ? checked_column(*capacity, n) : nullptr};
+        return routing::cheapest(cost.data(), room, n, [&] { return nb::cast<double>(draw()); });
       },
-      "cost"_a, "used"_a.none(), "draw"_a,
-      "The row of the lowest cost, or -1 if none is finite. Equal costs: the lower `used`, then by draw(), in [0, 1).");
+      "cost"_a, "used"_a.none(), "capacity"_a.none(), "draw"_a,
+      "The row of the lowest cost, or -1 if none is finite. Equal costs: the most of the capacity left unused, then by "
+      "draw(), in [0, 1).");
+  m.def(
+      "largest",
+      [](const Column& column) {
+        return column.size() == 0 ? 0.0 : *std::max_element(column.data(), column.data() + column.size());
+      },
+      "column"_a, "The largest value of a column; 0 if it has none.");
 }
 
 void bind_prefix_tree(nb::module_& m) {

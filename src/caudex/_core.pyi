@@ -449,6 +449,7 @@ def cost_seconds(
     running: NDArray[np.float64],
     foreign_requests: NDArray[np.float64],
     recent_tokens: NDArray[np.float64],
+    recent_requests: NDArray[np.float64],
     prefill_rate: NDArray[np.float64],
     capacity_tokens: NDArray[np.float64],
     cached_tokens: NDArray[np.float64],
@@ -459,10 +460,15 @@ def cost_seconds(
     recent_seconds: float,
     reuse: float,
     decode_tokens: float,
-    coming_weight: float,
     harm_weight: float,
 ) -> NDArray[np.float64]: ...
-def cheapest(cost: NDArray[np.float64], used: NDArray[np.float64] | None, draw: Callable[[], float]) -> int: ...
+def cheapest(
+    cost: NDArray[np.float64],
+    used: NDArray[np.float64] | None,
+    capacity: NDArray[np.float64] | None,
+    draw: Callable[[], float],
+) -> int: ...
+def largest(column: NDArray[np.float64]) -> float: ...
 
 class PrefixTree:
     def __init__(self, default_capacity: int) -> None: ...

@@ -269,27 +269,27 @@ def test_cost_prefers_the_faster_worker_and_the_one_that_evicts_less() -> None:
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_the_cost_is_the_documented_sum(data: st.DataObject) -> None:
-    fleet, policy = fleet_of(4), CostPolicy(coming_weight=0.5, harm_weight=0.05, decode_tokens=64.0)
+    fleet, policy = fleet_of(4), CostPolicy(harm_weight=0.05, decode_tokens=64.0)
     for slot in range(4):
         fleet.prefill_rate[slot] = data.draw(st.floats(1_000, 50_000))
         for _ in range(data.draw(st.integers(0, 3))):
             flight = fleet.dispatch(slot, data.draw(st.integers(1, 9_000)), 0, 0.0)
             if data.draw(st.booleans()):
-                rate = fleet.prefill_rate[slot]
-                fleet.first_token(flight, 0.0)
-                fleet.prefill_rate[slot] = rate
+                fleet.prefill_done(flight, 0.0)
     request = text_request(unique_text(0))
     policy.record(request, 2, 0.0)
+    rates, running = fleet.prefill_rate, fleet.running
+    busy = fleet.recent_tokens(0.0) / rates / 30.0
+    requests = float(fleet.recent_requests(0.0).sum()) / 30.0
+    arrivals = requests / 4 / (1 - min(float(busy.mean()), 0.95))
+    service = float(busy.sum()) / requests if requests else 0.0
     expected = []
     for slot in range(4):
-        cached = 992 if slot == 2 else 0
-        uncached = request.num_tokens - cached
-        rate = fleet.prefill_rate[slot]
-        busy = min(fleet.recent_tokens(0.0)[slot] / rate / 30.0, 0.98)
-        tokens = fleet.queued_tokens[slot] + 64.0 * fleet.running[slot]
-        tokens += uncached * (1 + 0.05 * fleet.running[slot])
-        tokens += 0.5 * busy / (1 - busy) * fleet.mean_prompt_tokens
-        expected.append(tokens / rate)
+        work = (request.num_tokens - (992 if slot == 2 else 0)) / rates[slot]
+        wait = (fleet.queued_tokens[slot] + 64.0 * running[slot]) / rates[slot]
+        harm = work * arrivals * (wait + work / 2) + work * 0.05 * running[slot]
+        utilisation = min(float(busy[slot]), 0.95)
+        expected.append(wait + work + harm + 0.5 * utilisation / (1 - utilisation) * service)
     ranked = [candidate.worker for candidate in policy.rank(request, fleet, 0.0)]
     assert np.all(np.diff(np.array(expected)[ranked]) >= -1e-9)
 

@@ -74,6 +74,7 @@ class Fleet:
         self.mean_prompt_tokens = 1_000.0
         self._given_rate = np.zeros(0)
         self._recent_tokens = np.zeros(0)
+        self._recent_requests = np.zeros(0)
         self._recent_at = 0.0
         self._last_first_token = np.zeros(0)
         self._measured_tokens = np.zeros(0)
@@ -164,6 +165,11 @@ class Fleet:
         self._decay(now)
         return self._recent_tokens
 
+    def recent_requests(self, now: float) -> NDArray[np.float64]:
+        """Requests sent to each worker of late, fading in the same way."""
+        self._decay(now)
+        return self._recent_requests
+
     def dispatch(self, slot: int, num_tokens: int, cached_tokens: int, now: float) -> Flight:
         """A request of `num_tokens`, of which `cached_tokens` are believed cached, was sent to the worker."""
         flight = Flight(slot, num_tokens, max(1, num_tokens - cached_tokens), now)
@@ -171,6 +177,7 @@ class Fleet:
         self.in_flight_tokens[slot] += num_tokens
         self._decay(now)
         self._recent_tokens[slot] += flight.uncached_tokens
+        self._recent_requests[slot] += 1
         self._waiting[slot] += 1
         self.mean_prompt_tokens += 0.01 * (num_tokens - self.mean_prompt_tokens)
         return flight
@@ -245,7 +252,9 @@ class Fleet:
 
     def _decay(self, now: float) -> None:
         if now > self._recent_at:
-            self._recent_tokens *= math.exp((self._recent_at - now) / RECENT_SECONDS)
+            fade = math.exp((self._recent_at - now) / RECENT_SECONDS)
+            self._recent_tokens *= fade
+            self._recent_requests *= fade
             self._recent_at = now
 
     def _compute_eligible(self, model: str) -> NDArray[np.bool_]:
@@ -274,6 +283,7 @@ class Fleet:
             "_given_rate",
             "capacity_tokens",
             "_recent_tokens",
+            "_recent_requests",
             "_last_first_token",
             "_measured_tokens",
             "_measured_seconds",

@@ -31,5 +31,5 @@ class PrefixPolicy(PrefixAware):
         cached = self.index.cached_tokens(request, fleet)
         work = fleet.load_tokens() + self._recent_weight * fleet.recent_tokens(now)
         cost = np.where(fleet.eligible(request.model), work - cached, np.inf)
-        used = self.index.used_tokens(request, fleet) - fleet.capacity_tokens
-        return PrefixRanking(cost, cached, used, self._rng)
+        used = self.index.used_tokens(request, fleet)
+        return PrefixRanking(cost, cached, used, fleet.capacity_tokens, self._rng)

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from caudex import _core
 from caudex.routing.fleet import Fleet
 from caudex.routing.ranking import Ranking, Reason
 from caudex.routing.request import RouteRequest
@@ -36,13 +37,18 @@ class PrefixRanking(Ranking):
     __slots__ = ("_held",)
 
     def __init__(
-        self, cost: NDArray[np.float64], held: NDArray[np.float64], used: NDArray[np.float64], rng: np.random.Generator
+        self,
+        cost: NDArray[np.float64],
+        held: NDArray[np.float64],
+        used: NDArray[np.float64],
+        capacity: NDArray[np.float64],
+        rng: np.random.Generator,
     ) -> None:
-        super().__init__(cost, Reason.LOAD, rng, used=used, cached=held)
+        super().__init__(cost, Reason.LOAD, rng, used=used, capacity=capacity, cached=held)
         self._held = held
 
     def _reason(self, worker: int) -> Reason:
-        longest = self._held.max()
+        longest = _core.largest(self._held)
         if longest <= 0:
             return Reason.LOAD
         return Reason.PREFIX if self._held[worker] >= longest else Reason.REPLICATE

@@ -46,10 +46,10 @@ class Ranking:
     """Workers by ascending cost. The best is known at once; the others are sorted only if somebody asks for them.
 
     `cost`, `reasons` and `cached` are indexed by worker slot; a worker that may not be chosen has cost infinity.
-    Equal costs: the lower `used`, then chance, never the order of the list.
+    Equal costs: the most of the `capacity` left, of which so much is `used`, then chance, never the order of the list.
     """
 
-    __slots__ = ("_best", "_cached", "_cost", "_reasons", "_rng", "_used")
+    __slots__ = ("_best", "_cached", "_capacity", "_cost", "_reasons", "_rng", "_used")
 
     def __init__(
         self,
@@ -58,14 +58,16 @@ class Ranking:
         rng: np.random.Generator,
         *,
         used: NDArray[np.float64] | None = None,
+        capacity: NDArray[np.float64] | None = None,
         cached: NDArray[np.float64] | None = None,
     ) -> None:
         self._cost = cost
         self._reasons = reasons
         self._rng = rng
         self._used = used
+        self._capacity = capacity
         self._cached = cached
-        self._best = _core.cheapest(cost, used, rng.random)
+        self._best = _core.cheapest(cost, used, capacity, rng.random)
 
     @property
     def best(self) -> Candidate | None:
@@ -81,8 +83,11 @@ class Ranking:
                 yield self._candidate(worker)
 
     def _sorted(self) -> list[int]:
-        used = self._used if self._used is not None else np.zeros(len(self._cost))
-        order: list[int] = np.lexsort((self._rng.random(len(self._cost)), used, self._cost)).tolist()
+        nothing = np.zeros(len(self._cost))
+        taken = (nothing if self._used is None else self._used) - (
+            nothing if self._capacity is None else self._capacity
+        )
+        order: list[int] = np.lexsort((self._rng.random(len(self._cost)), taken, self._cost)).tolist()
         return order
 
     def _candidate(self, worker: int) -> Candidate:
