@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from rich import box
@@ -26,7 +26,8 @@ from caudex.bench.run import Plan, play
 from caudex.bench.scenes import SCENES
 from caudex.bench.summary import Summary
 from caudex.bench.tables import duration
-from servers import VLLM, VLLM_SPACE, LlamaCpp, Server, Setting, Tuning
+from caudex.engine.loading import default_gguf
+from servers import VLLM, LlamaCpp, Server, Setting, every_core, vllm_environment
 
 SHORT = {
     "a document": ("document", Scale(concurrency=4, questions=12, document_tokens=800, answer_tokens=16)),
@@ -37,45 +38,43 @@ SHORT = {
 
 
 def vllm_settings(program: str | None) -> dict[str, Server]:
-    """One change at a time to eager mode with blocks of 32 and one thread, then what was best together."""
+    """One change at a time to eager mode with blocks of 32 and a thread on one core, then what was best together."""
     eager, ngram = "--enforce-eager", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-    base = VLLM(program=program).tuned(Tuning((eager,), VLLM_SPACE))
 
-    def tuned(*options: str, **environment: str) -> Server:
-        return base.tuned(Tuning(options, {**VLLM_SPACE, **environment}))
+    def started(*options: str, cores: str = "auto", block_size: int = 32, **environment: str) -> Server:
+        return VLLM(options, vllm_environment(cores) | environment, program, block_size)
 
     return {
-        "eager, blocks of 32": base,
-        "blocks of 128 (default)": replace(base, block_size=128),
-        "compiled": tuned(),
-        "two threads": tuned(eager, VLLM_CPU_OMP_THREADS_BIND="0-1"),
-        "threads not bound": tuned(eager, VLLM_CPU_OMP_THREADS_BIND="nobind"),
-        "4,096 tokens a step": tuned(eager, "--max-num-batched-tokens", "4096"),
-        "512 tokens a step": tuned(eager, "--max-num-batched-tokens", "512"),
-        "n-gram speculation": tuned(eager, "--speculative-config", json.dumps(ngram)),
-        "KV split off": tuned(eager, VLLM_CPU_ATTN_SPLIT_KV="0"),
-        "compiled, two threads": tuned(VLLM_CPU_OMP_THREADS_BIND="0-1"),
+        "eager, blocks of 32": started(eager),
+        "blocks of 128 (default)": started(eager, block_size=128),
+        "compiled": started(),
+        "a thread a core": started(eager, cores=every_core()),
+        "threads not bound": started(eager, cores="nobind"),
+        "4,096 tokens a step": started(eager, "--max-num-batched-tokens", "4096"),
+        "512 tokens a step": started(eager, "--max-num-batched-tokens", "512"),
+        "n-gram speculation": started(eager, "--speculative-config", json.dumps(ngram)),
+        "KV split off": started(eager, VLLM_CPU_ATTN_SPLIT_KV="0"),
+        "compiled, a thread a core": started(cores=every_core()),
     }
 
 
-def llama_settings(program: str | None, bf16: Path | None) -> dict[str, Server]:
-    """One change at a time to eight slots with a part of the buffer each."""
-    base = LlamaCpp(program=program)
-    found: dict[str, Server] = {
-        "4-bit, 8 slots": base,
-        "unified KV": base.tuned(Tuning(("--kv-unified",))),
-        "flash attention off": base.tuned(Tuning(("-fa", "off"))),
-        "flash attention on": base.tuned(Tuning(("-fa", "on"))),
-        "batches of 512 in 128s": base.tuned(Tuning(("-b", "512", "-ub", "128"))),
-        "batches of 2,048 whole": base.tuned(Tuning(("-ub", "2048"))),
-        "reuse of shifted chunks": base.tuned(Tuning(("--cache-reuse", "64"))),
-        "no copies of idle slots": base.tuned(Tuning(("--cache-ram", "0"))),
-        "n-gram speculation": base.tuned(Tuning(("--spec-type", "ngram-simple"))),
+def llama_settings(program: str | None) -> dict[str, Server]:
+    """One change at a time to bfloat16 with a part of the KV buffer for each slot."""
+
+    def started(*options: str, model: Path | None = None) -> Server:
+        return LlamaCpp(options, program=program, model=model)
+
+    return {
+        "bf16, a buffer a slot": started(),
+        "one buffer for all slots": started("--kv-unified"),
+        "4-bit": started(model=default_gguf()),
+        "flash attention off": started("-fa", "off"),
+        "batches of 2,048 whole": started("-ub", "2048"),
+        "batches of 512 in 128s": started("-b", "512", "-ub", "128"),
+        "reuse of shifted chunks": started("--cache-reuse", "64"),
+        "no copies of idle slots": started("--cache-ram", "0"),
+        "n-gram speculation": started("--spec-type", "ngram-simple"),
     }
-    if bf16 is not None:
-        found["bf16, 8 slots"] = replace(base, model=bf16)
-        found["bf16, unified KV"] = replace(base.tuned(Tuning(("--kv-unified",))), model=bf16)
-    return found
 
 
 async def play_short(url: str) -> dict[str, Summary]:
@@ -88,8 +87,8 @@ async def play_short(url: str) -> dict[str, Summary]:
 
 
 def measure(server: Server) -> dict[str, Summary]:
-    setting, port = Setting(), free_port()
-    with running(server.command(setting, port), port, environment=server.tuning(setting).environment) as local:
+    port = free_port()
+    with running(server.command(Setting(), port), port, environment=server.environment) as local:
         return asyncio.run(play_short(local.url))
 
 
@@ -119,12 +118,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="SETTING", help="may be repeated; all unless given")
     parser.add_argument("--vllm", help="path of the program vllm")
     parser.add_argument("--llama-server", help="path of the program llama-server")
-    parser.add_argument("--bf16", type=Path, metavar="GGUF", help="the same weights in bfloat16, for llama.cpp")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     options = parser.parse_args()
-    settings = (
-        vllm_settings(options.vllm) if options.server == "vllm" else llama_settings(options.llama_server, options.bf16)
-    )
+    settings = vllm_settings(options.vllm) if options.server == "vllm" else llama_settings(options.llama_server)
     found: dict[str, dict[str, Summary]] = {}
     for name in options.only or settings:
         try:

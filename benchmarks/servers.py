@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
+from bf16_gguf import default_bf16_gguf
 from caudex.bench.local import caudex_command
-from caudex.engine.loading import default_gguf, locate_checkpoint
+from caudex.engine.loading import locate_checkpoint
 
 ROOMY_TOKENS = 32_768
 MODEL_LENGTH = 4096
@@ -18,41 +18,24 @@ MODEL_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What scenes ask of a server: tokens its KV pool holds, requests it runs at once, and what most of its time goes
-    to, prompts or answers, as a peer may be tuned for either."""
+    """What scenes ask of a server: tokens its KV pool holds, and requests it runs at once."""
 
     pool_tokens: int = ROOMY_TOKENS
     max_running: int = 8
-    decodes: bool = False
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Options and environment variables that change nothing but speed."""
-
-    options: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that may be installed, with its tuning for scenes of prompts and for scenes of answers."""
+    """A server that may be installed. `options` and `environment` are its tuning: they change nothing but speed."""
 
-    prefill: Tuning = Tuning()
-    decode: Tuning = Tuning()
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     name = ""
 
     def missing(self) -> str | None:
         """How to install it; None if it is there."""
         return None
-
-    def tuning(self, setting: Setting) -> Tuning:
-        return self.decode if setting.decodes else self.prefill
-
-    def tuned(self, tuning: Tuning) -> Self:
-        """The same server with one tuning for all scenes."""
-        return replace(self, prefill=tuning, decode=tuning)
 
     def command(self, setting: Setting, port: int) -> list[str]:
         raise NotImplementedError
@@ -66,19 +49,15 @@ class Caudex(Server):
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["--block-size", str(self.block_size), "--num-blocks", str(setting.pool_tokens // self.block_size)]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
-        return caudex_command([*sizes, *limits, *self.tuning(setting).options], port)
-
-
-VLLM_SPACE = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-VLLM_BOTH_CORES = {**VLLM_SPACE, "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
+        return caudex_command([*sizes, *limits, *self.options], port)
 
 
 @dataclass(frozen=True)
 class VLLM(Server):
-    """vLLM for CPUs, on the same weights in bfloat16."""
+    """vLLM for CPUs, on the same weights in bfloat16: compiled, which takes a minute or two at its first start, with a
+    thread on each core, where it would leave one to its front end."""
 
-    prefill: Tuning = Tuning(environment=VLLM_BOTH_CORES)
-    decode: Tuning = Tuning(environment=VLLM_SPACE)
+    environment: Mapping[str, str] = field(default_factory=lambda: vllm_environment(every_core()))
     program: str | None = None
     block_size: int = 32
 
@@ -95,14 +74,23 @@ class VLLM(Server):
         sizes = ["--block-size", str(self.block_size), "--num-gpu-blocks-override", blocks]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
         fixed = ["--port", str(port), "--dtype", "bfloat16", "--enable-prompt-tokens-details"]
-        return [self.program or "vllm", "serve", model, *fixed, *sizes, *limits, *self.tuning(setting).options]
+        return [self.program or "vllm", "serve", model, *fixed, *sizes, *limits, *self.options]
+
+
+def vllm_environment(cores: str) -> dict[str, str]:
+    """`cores` are those its threads are bound to: `0-1`, `auto`, `nobind`."""
+    return {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
+
+
+def every_core() -> str:
+    return f"0-{(os.cpu_count() or 1) - 1}"
 
 
 @dataclass(frozen=True)
 class LlamaCpp(Server):
-    """llama.cpp's server, on the weights as the default model's file has them (4 bits), or on another `.gguf`.
+    """llama.cpp's server, on the same weights in bfloat16 unless another `.gguf` is named.
 
-    Its cache is a KV buffer, one part a slot or one for all, so a pool of tokens is its context size.
+    Its cache is a KV buffer, a part of it for each slot, so a pool of tokens is its context size.
     """
 
     program: str | None = None
@@ -117,5 +105,5 @@ class LlamaCpp(Server):
 
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["-c", str(setting.pool_tokens), "-np", str(setting.max_running), "-t", str(os.cpu_count() or 1)]
-        model = str(self.model or default_gguf())
-        return [self.program or "llama-server", "-m", model, "--port", str(port), *sizes, *self.tuning(setting).options]
+        model = str(self.model or default_bf16_gguf())
+        return [self.program or "llama-server", "-m", model, "--port", str(port), *sizes, *self.options]

@@ -10,10 +10,10 @@ Scenes (`caudex.bench.scenes`), each with fresh text every repeat:
   e  round-robin   6 documents x 6 questions, all queued at once, two run at a time: in a pool for all of them ("fits"),
                    and in a pool for three ("thrash")
 
-Every server runs at the settings that served it best here (`servers.py`), on the same weights: bfloat16 for Caudex and
-vLLM, the file's own quantisation for llama.cpp. A server that is not installed is left out, and it is said how to
-install it. All are started first; then each plays a part in turn, in another order every repeat, while the others are
-stopped, so that a machine that is faster for a while is faster for all. Figures are medians over the repeats.
+Every server runs at the settings that served it best here (`servers.py`), on the same weights in bfloat16. A server
+that is not installed is left out, and it is said how to install it. All are started first; then each plays a part in
+turn, in another order every repeat, while the others are stopped, so that a machine that is faster for a while is
+faster for all. Figures are medians over the repeats.
 
 A server that needs longer than `--slow` seconds for a part plays it once. One that uses no processor time for a while
 with requests open, or is not done after `--limit` seconds, is killed, started again for the next part, and the part
@@ -77,8 +77,8 @@ PARTS: dict[Setting, tuple[Part, ...]] = {
         Part("a", "document", SCALE),
         Part("b", "conversation", CONVERSATION),
         Part("c", "repeat", SCALE),
+        Part("d", "decode", SCALE),
     ),
-    Setting(decodes=True): (Part("d", "decode", SCALE),),
     Setting(max_running=RUNNING_AT_ONCE): (Part("e", "round-robin", SCALE, "fits"),),
     Setting(THRASH_TOKENS, RUNNING_AT_ONCE): (Part("e", "round-robin", SCALE, "thrash"),),
 }
@@ -112,9 +112,7 @@ class Contender:
             return
         port = free_port()
         command = self.server.command(setting, port)
-        self._local = self._process.enter_context(
-            running(command, port, environment=self.server.tuning(setting).environment)
-        )
+        self._local = self._process.enter_context(running(command, port, environment=self.server.environment))
         self.startup = self.startup or self._local.startup
         self._local.pause()
 
@@ -302,7 +300,8 @@ def as_json(contenders: Sequence[Contender], options: argparse.Namespace) -> dic
         "results": [
             {
                 "server": contender.name,
-                "tuning": [dataclasses.asdict(contender.server.prefill), dataclasses.asdict(contender.server.decode)],
+                "options": [*contender.server.options],
+                "environment": {**contender.server.environment},
                 "startup": contender.startup,
                 "peak_memory": contender.peak_memory,
                 "parts": {
