@@ -1,6 +1,7 @@
 #include "kernels/attention_plan.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -16,8 +17,9 @@ constexpr int kTileRows = 48;
 // Sequences with at most this many rows are memory-bound: sharing the reading of a common prefix pays.
 constexpr int kSharingRows = 24;
 
-// Items a thread should have before partitions are kept in one piece.
-constexpr int kItemsPerThread = 4;
+// Tiles are kept in one piece where the busiest thread then has at most so much more than its share. Splitting costs
+// what is written and read of the partitions' states.
+constexpr double kImbalance = 1.1;
 
 }  // namespace
 
@@ -120,9 +122,21 @@ void AttentionPlan::add_runs(AttentionTile& tile, int partition, int first_membe
   }
 }
 
+// Whether whole tiles, the longest first to whichever thread is free, occupy all threads about equally long.
+bool AttentionPlan::balances(int num_kv_heads, int num_threads) const {
+  if (num_threads == 1) return true;
+  std::vector<double> costs, loads(num_threads, 0.0);
+  for (const AttentionTile& tile : tiles_) {
+    costs.insert(costs.end(), num_kv_heads, static_cast<double>(tile.num_partitions()) * tile.num_queries);
+  }
+  std::sort(costs.begin(), costs.end(), std::greater<>());
+  for (const double cost : costs) *std::min_element(loads.begin(), loads.end()) += cost;
+  const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return *std::max_element(loads.begin(), loads.end()) <= kImbalance * total / num_threads;
+}
+
 void AttentionPlan::add_items(int num_kv_heads, int group_size, int num_threads) {
-  const int whole_items = static_cast<int>(tiles_.size()) * num_kv_heads;
-  const bool split = num_threads > 1 && whole_items < kItemsPerThread * num_threads;
+  const bool split = !balances(num_kv_heads, num_threads);
   for (int t = 0; t < static_cast<int>(tiles_.size()); ++t) {
     AttentionTile& tile = tiles_[t];
     if (!split || tile.num_partitions() == 1) {

@@ -63,6 +63,7 @@ class AttentionPlan {
   void add_partitions(AttentionTile& tile);
   void add_runs(AttentionTile& tile, int partition, int first_member, int end_member, int first_token, int end_token);
   void add_items(int num_kv_heads, int group_size, int num_threads);
+  bool balances(int num_kv_heads, int num_threads) const;
 
   int last_token(const TileMember& member) const;
   bool same_blocks(int a, int b, int first_token, int end_token) const;

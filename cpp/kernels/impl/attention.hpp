@@ -57,39 +57,62 @@ inline void score_rows(const AttentionStep& step, int first, float (&scores)[R][
   }
 }
 
-// Turn a row's scores into weights (left operands for the values) and bring its maximum and sum up to date.
-// Returns the factor by which the row's output so far shrinks.
-template <class Product>
-inline float weigh_row(const AttentionStep& step, int row, const float* scores, char* weights) {
-  const int visible = step.visible[row];
+// A row's largest score; those of tokens that it does not see are set to minus infinity, in place.
+inline float mask_row(float* scores, int visible) {
   Vec s[kStepVectors];
-  Vec top = splat(kMinusInfinity);
   CAUDEX_UNROLL
-  for (int v = 0; v < kStepVectors; ++v) {
-    s[v] = load(scores + v * kWidth);
-    if (visible < kStepTokens) s[v] = first_lanes(s[v], visible - v * kWidth, splat(kMinusInfinity));
-    top = max(top, s[v]);
+  for (int v = 0; v < kStepVectors; ++v) s[v] = load(scores + v * kWidth);
+  if (visible < kStepTokens) {
+    CAUDEX_UNROLL
+    for (int v = 0; v < kStepVectors; ++v) {
+      s[v] = first_lanes(s[v], visible - v * kWidth, splat(kMinusInfinity));
+      store(scores + v * kWidth, s[v]);
+    }
   }
-  const float before = step.maximum[row];
-  const float step_maximum = largest(top) * step.scale;
-  const float maximum = step_maximum > before ? step_maximum : before;
-  float factor[kWidth];
-  store(factor, exp2(splat(before - maximum)));
-  step.maximum[row] = maximum;
+  Vec top = s[0];
+  CAUDEX_UNROLL
+  for (int v = 1; v < kStepVectors; ++v) top = max(top, s[v]);
+  return largest(top);
+}
+
+// Bring R rows' maxima up to date by their largest scores, all in one go: the factors by which their outputs and sums so
+// far shrink are functions of few numbers and would wait for one another.
+template <int R>
+inline void raise_maxima(const AttentionStep& step, int first, const float (&tops)[R], float (&factors)[R]) {
+  constexpr int kLanes = (R + kWidth - 1) / kWidth * kWidth;
+  float before[kLanes] = {}, after[kLanes] = {}, shrunk[kLanes];
+  CAUDEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    before[r] = step.maximum[first + r];
+    const float top = tops[r] * step.scale;
+    after[r] = top > before[r] ? top : before[r];
+  }
+  for (int i = 0; i < kLanes; i += kWidth) store(shrunk + i, exp2(sub(load(before + i), load(after + i))));
+  CAUDEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    step.maximum[first + r] = after[r];
+    factors[r] = after[r] > before[r] ? shrunk[r] : 1.0f;
+  }
+}
+
+// Turn a row's scores into weights (left operands for the values) and bring its sum up to date.
+template <class Product>
+inline void weigh_row(const AttentionStep& step, int row, const float* scores, float factor, char* weights) {
   float* sum = step.sum + row * kSumLanes;
   constexpr int kSumVectors = kSumLanes / kWidth;
   Vec sums[kSumVectors];
   CAUDEX_UNROLL
-  for (int v = 0; v < kSumVectors; ++v) sums[v] = mul(load(sum + v * kWidth), splat(factor[0]));
+  for (int v = 0; v < kSumVectors; ++v) sums[v] = mul(load(sum + v * kWidth), splat(factor));
+  const Vec shift = splat(-step.maximum[row]);
   CAUDEX_UNROLL
   for (int v = 0; v < kStepVectors; ++v) {
-    const Vec weight = exp2(multiply_add(s[v], splat(step.scale), splat(-maximum)));
+    const Vec exponent = multiply_add(load(scores + v * kWidth), splat(step.scale), shift);
+    const Vec weight = exp2<Product::kWeightDegree>(exponent);
     sums[v % kSumVectors] = add(sums[v % kSumVectors], weight);
     Product::store_left(weights, v * kWidth, weight);
   }
   CAUDEX_UNROLL
   for (int v = 0; v < kSumVectors; ++v) store(sum + v * kWidth, sums[v]);
-  return factor[0];
 }
 
 // Shrink the rows' outputs by their factors, then add the weighted values of the first `tokens` of the step.
@@ -142,14 +165,16 @@ void attend_rows(const AttentionStep& step, int first) {
   if (tokens == 0) return;
   alignas(64) float scores[R][kStepTokens];
   alignas(64) char weights[R * kWeightsRow];
-  float factors[R];
+  float tops[R], factors[R];
   score_rows<Product, R, kFetchNext>(step, first, scores);
+  CAUDEX_UNROLL
+  for (int r = 0; r < R; ++r) tops[r] = mask_row(scores[r], step.visible[first + r]);
+  raise_maxima(step, first, tops, factors);
   for (int r = 0; r < R; ++r) {
     if (step.visible[first + r] > 0) {
-      factors[r] = weigh_row<Product>(step, first + r, scores[r], weights + r * kWeightsRow);
+      weigh_row<Product>(step, first + r, scores[r], factors[r], weights + r * kWeightsRow);
     } else {
       __builtin_memset(weights + r * kWeightsRow, 0, kWeightsRow);
-      factors[r] = 1.0f;
     }
   }
   int column = 0;

@@ -15,6 +15,7 @@ struct F32Product {
   };
   static constexpr int kDepth = 1;
   static constexpr int kLeftStep = 4;
+  static constexpr int kWeightDegree = 6;
   static Right right(const char* p) { return {load(reinterpret_cast<const float*>(p))}; }
   static Left left(const char* p) { return {splat(*reinterpret_cast<const float*>(p))}; }
   static Vec accumulate(Vec sum, Left a, Right b) { return multiply_add(a.value, b.values, sum); }

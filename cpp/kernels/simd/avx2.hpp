@@ -23,11 +23,14 @@ inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec round_to_even(Vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// v * 2^exponent for a whole exponent from -126 to 127; 0 below.
+// v - floor(v).
+inline Vec fraction(Vec v) { return _mm256_sub_ps(v, _mm256_floor_ps(v)); }
+
+// v * 2^floor(exponent) for an exponent from -126 to 127; 0 below, whatever v is.
 inline Vec scale_by_power(Vec v, Vec exponent) {
-  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
+  const __m256i floor = _mm256_cvtps_epi32(_mm256_floor_ps(exponent));
+  const __m256i biased = _mm256_add_epi32(floor, _mm256_set1_epi32(127));
   const Vec scaled = _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   return _mm256_and_ps(scaled, _mm256_cmp_ps(exponent, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
 }

@@ -23,7 +23,9 @@ inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec round_to_even(Vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// v - floor(v), and v * 2^floor(exponent): both also for an exponent of minus infinity, which gives 0.
+inline Vec fraction(Vec v) { return _mm512_reduce_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 inline Vec scale_by_power(Vec v, Vec exponent) { return _mm512_scalef_ps(v, exponent); }
 inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
 
@@ -51,6 +53,7 @@ struct Bf16Product {
   };
   static constexpr int kDepth = 2;
   static constexpr int kLeftStep = 4;
+  static constexpr int kWeightDegree = 4;
   static Right right(const char* p) { return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))}; }
   static Left left(const char* p) {
     int pair;

@@ -49,16 +49,20 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even, for any magnitude below 2^22.
-inline Vec round_to_even(Vec v) {
+// Adding and taking away 1.5 * 2^23 rounds to a whole number for any magnitude below 2^22.
+inline Vec floor(Vec v) {
   const Vec shift = splat(12582912.0f);
-  return (v + shift) - shift;
+  const Vec whole = (v + shift) - shift;
+  return choose(whole > v, whole - splat(1.0f), whole);
 }
 
-// v * 2^exponent for a whole exponent from -126 to 127; 0 below.
+// v - floor(v).
+inline Vec fraction(Vec v) { return v - floor(v); }
+
+// v * 2^floor(exponent) for an exponent from -126 to 127; 0 below, whatever v is.
 inline Vec scale_by_power(Vec v, Vec exponent) {
   const Int in_range = exponent >= splat(-126.0f);
-  const Int biased = __builtin_convertvector(choose(in_range, exponent, zeros()), Int) + 127;
+  const Int biased = __builtin_convertvector(floor(choose(in_range, exponent, zeros())), Int) + 127;
   const Int bits = biased << 23;
   return choose(in_range, v * load_as<Vec>(&bits), zeros());
 }

@@ -14,6 +14,7 @@ struct Bf16Product {
   };
   static constexpr int kDepth = 2;
   static constexpr int kLeftStep = 8;
+  static constexpr int kWeightDegree = 4;
   static Right right(const char* p) {
     const Pairs pairs = load_pairs(p);
     return {even_halves(pairs), odd_halves(pairs)};
