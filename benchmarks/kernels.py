@@ -195,7 +195,7 @@ def model(setting: Setting) -> list[Result]:
 
     module = AutoModelForCausalLM.from_pretrained(locate_checkpoint(None).directory, dtype=setting.dtype).eval()
     pool = new_pool(setting)
-    runner = LlamaRunner(module, pool, CONTEXT)
+    runner = LlamaRunner(module.config, module.state_dict(), pool, CONTEXT)
     generator = np.random.default_rng(0)
     results = []
     for step in track(STEPS, "model", console=Console(stderr=True), transient=True):

@@ -55,7 +55,7 @@ PackedMatrix pack(const PackedProduct& product, Arena& arena, DType dtype, int n
   for (int column = 0; column < num_columns; ++column) {
     matrix.set_column(column, weights + column * column_stride * size, depth_stride);
   }
-  if (encodes) matrix.encode(arena);
+  if (encodes) matrix.encode(arena, product.threads());
   return matrix;
 }
 

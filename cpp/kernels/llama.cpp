@@ -77,12 +77,12 @@ void LlamaModel::encode(int layer) {
   if (layer < -1 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
   if (!product_.encodes(shape_.dtype)) return;
   if (layer < 0) {
-    head_.encode(arena_);
+    head_.encode(arena_, threads_);
     plain_head_.reset();
     return;
   }
   Layer& at = layers_[layer];
-  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->encode(arena_);
+  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->encode(arena_, threads_);
   at.plain.reset();
 }
 
@@ -97,10 +97,10 @@ void LlamaModel::set_linear(const std::string& role, int layer, const char* weig
   const auto take = [&](PackedMatrix& matrix, std::vector<float>& biases, int columns, const auto& column_of) {
     const std::size_t row_bytes = matrix.depth() * element_size(s.dtype);
     if (bias && biases.empty()) biases.resize(matrix.padded_columns(), 0.0f);
-    for (int column = 0; column < columns; ++column) {
+    for_rows(threads_, columns, kPanelColumns, [&](int column) {
       matrix.set_column(column_of(column), weight + column * row_bytes, 1);
       if (bias) biases[column_of(column)] = bias[column];
-    }
+    });
   };
   const auto from = [](int first) { return [first](int column) { return first + column; }; };
   const int queries = s.num_query_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace caudex::kernels {
 namespace {
@@ -58,33 +60,47 @@ void PackedMatrix::set_column(int column, const char* weights, std::ptrdiff_t st
   }
 }
 
-void PackedMatrix::encode(Arena& arena) {
-  choose_upper_bytes();
+void PackedMatrix::encode(Arena& arena, ThreadPool& threads) {
+  choose_upper_bytes(threads);
+  std::vector<std::vector<WeightPatch>> patches(panels_.size());
+  threads.run(num_panels(), [&](int panel, int) { patches[panel] = find_patches(panels_[panel].data); });
+  std::vector<const char*> plain(panels_.size());
   num_bytes_ = 0;
-  for (Panel& panel : panels_) {
-    panel.coded = find_patches(panel);
-    const std::size_t bytes = panel.coded ? coded_panel_bytes() : panel_bytes();
-    char* target = arena.allocate(bytes);
+  for (int i = 0; i < num_panels(); ++i) {
+    Panel& panel = panels_[i];
+    panel.coded = static_cast<int>(patches[i].size()) <= num_steps_ * kStepWeights / kWeightsAPatch;
     if (panel.coded) {
-      encode_panel(target, panel.data);
-    } else {
-      std::memcpy(target, panel.data, bytes);
+      panel.first_patch = static_cast<int>(patches_.size());
+      panel.num_patches = static_cast<int>(patches[i].size());
+      patches_.insert(patches_.end(), patches[i].begin(), patches[i].end());
     }
-    panel.data = target;
+    const std::size_t bytes = panel.coded ? coded_panel_bytes() : panel_bytes();
+    plain[i] = std::exchange(panel.data, arena.allocate(bytes));
     num_bytes_ += bytes + panel.num_patches * sizeof(WeightPatch);
   }
   patches_.shrink_to_fit();
+  threads.run(num_panels(), [&](int panel, int) {
+    if (panels_[panel].coded) {
+      encode_panel(panels_[panel].data, plain[panel]);
+    } else {
+      std::memcpy(panels_[panel].data, plain[panel], panel_bytes());
+    }
+  });
 }
 
 // The 16 that most weights have.
-void PackedMatrix::choose_upper_bytes() {
-  std::array<std::int64_t, 256> counts{};
-  for (const Panel& panel : panels_) {
-    for (int place = 0; place < num_steps_ * kStepWeights; ++place) ++counts[weight_at(panel.data, place) >> 8];
-  }
+void PackedMatrix::choose_upper_bytes(ThreadPool& threads) {
+  std::vector<std::array<std::int64_t, 256>> counts(threads.num_threads());
+  threads.run(num_panels(), [&](int panel, int thread) {
+    for (int place = 0; place < num_steps_ * kStepWeights; ++place) {
+      ++counts[thread][weight_at(panels_[panel].data, place) >> 8];
+    }
+  });
+  std::array<std::int64_t, 256> total{};
+  for (const auto& count : counts) std::transform(count.begin(), count.end(), total.begin(), total.begin(), std::plus<>());
   std::array<int, 256> order;
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return counts[a] > counts[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return total[a] > total[b]; });
   codes_.fill(-1);
   for (int code = 0; code < kUpperBytes; ++code) {
     upper_bytes_[code] = static_cast<char>(order[code]);
@@ -92,19 +108,14 @@ void PackedMatrix::choose_upper_bytes() {
   }
 }
 
-// List the weights of a plain panel that have no code; false, and nothing listed, if they are too many.
-bool PackedMatrix::find_patches(Panel& panel) {
-  const int num_weights = num_steps_ * kStepWeights;
-  panel.first_patch = static_cast<int>(patches_.size());
-  for (int place = 0; place < num_weights; ++place) {
-    const bf16 weight = weight_at(panel.data, place);
-    if (codes_[weight >> 8] < 0) patches_.push_back({static_cast<std::uint32_t>(place), weight});
+// The weights of a plain panel that have no code.
+std::vector<WeightPatch> PackedMatrix::find_patches(const char* plain) const {
+  std::vector<WeightPatch> patches;
+  for (int place = 0; place < num_steps_ * kStepWeights; ++place) {
+    const bf16 weight = weight_at(plain, place);
+    if (codes_[weight >> 8] < 0) patches.push_back({static_cast<std::uint32_t>(place), weight});
   }
-  panel.num_patches = static_cast<int>(patches_.size()) - panel.first_patch;
-  if (panel.num_patches <= num_weights / kWeightsAPatch) return true;
-  patches_.resize(panel.first_patch);
-  panel.num_patches = 0;
-  return false;
+  return patches;
 }
 
 void PackedMatrix::encode_panel(char* target, const char* plain) const {

@@ -6,6 +6,7 @@
 
 #include "kernels/kernel_table.hpp"
 #include "kernels/memory.hpp"
+#include "kernels/thread_pool.hpp"
 
 namespace caudex::kernels {
 
@@ -29,7 +30,7 @@ class PackedMatrix {
   void set_column(int column, const char* weights, std::ptrdiff_t stride);
 
   // Move the weights to `arena`, encoded. The arena they came from may be freed then; no more weights can be set.
-  void encode(Arena& arena);
+  void encode(Arena& arena, ThreadPool& threads);
 
   // Write a column's weights as float32.
   void get_column(int column, float* target) const;
@@ -59,8 +60,8 @@ class PackedMatrix {
 
   std::size_t offset(int column, int row) const;  // within a plain panel
   std::size_t coded_panel_bytes() const { return static_cast<std::size_t>((num_steps_ + 1) / 2) * kCodedPairBytes; }
-  void choose_upper_bytes();
-  bool find_patches(Panel& panel);
+  void choose_upper_bytes(ThreadPool& threads);
+  std::vector<WeightPatch> find_patches(const char* plain) const;
   void encode_panel(char* target, const char* plain) const;
   bf16 coded_weight(const Panel& panel, std::size_t offset) const;
 

@@ -130,7 +130,7 @@ void products_are_right_and_the_same_in_any_batch() {
         check_rows(product, matrix, factors, random, one_by_one);
         if (!product.encodes(dtype)) continue;
         Arena coded_arena;
-        matrix.encode(coded_arena);
+        matrix.encode(coded_arena, threads);
         for (int panel = 0; panel < matrix.num_panels(); ++panel) {
           ++(matrix.is_coded(panel) ? coded : plain);
           patches += matrix.coded_panel(panel).num_patches;
@@ -159,7 +159,7 @@ void coding_loses_nothing() {
           CHECK(std::memcmp(&weights[row], &expected, sizeof(float)) == 0);
         }
       }
-      if (pass == 0) matrix.encode(coded_arena);
+      if (pass == 0) matrix.encode(coded_arena, threads);
     }
   }
 }
@@ -191,7 +191,7 @@ void infinities_stay_in_their_row_and_column() {
           }
         }
         if (!product.encodes(dtype)) break;
-        if (pass == 0) matrix.encode(coded_arena);
+        if (pass == 0) matrix.encode(coded_arena, threads);
       }
     }
   }

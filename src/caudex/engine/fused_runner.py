@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,15 @@ from caudex.engine.runner import ModelRunner
 
 
 class FusedRunner(ModelRunner):
-    """Runs a model from its packed weights; transformers' module can be freed once this is made.
+    """Runs a model from its packed weights; those that it was made from can be freed.
 
     A token's logits depend, to the bit, on the tokens before it alone.
     """
 
-    def __init__(self, model: Any, pool: KvPool, max_model_len: int) -> None:
+    def __init__(self, config: Any, weights: Mapping[str, Tensor], pool: KvPool, max_model_len: int) -> None:
         self._pool = pool
-        self._llama = LlamaRunner(model, pool, max_model_len)
-        self._num_heads = int(model.config.num_attention_heads)
+        self._llama = LlamaRunner(config, weights, pool, max_model_len)
+        self._num_heads = int(config.num_attention_heads)
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._pool.copy_blocks((source, target) for source, target, _ in copies.tolist())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from caudex.engine.attention import ATTENTION_NAME, AttentionOptions, LayerShape, register_attention
 from caudex.engine.config import DTypeName, EngineConfig
+from caudex.engine.cpu import CheckpointWeights, head_size, weight_shapes, why_unsupported
 from caudex.engine.loading import Checkpoint, Progress
 from caudex.engine.support import check_config, probe_model
 from caudex.engine.tokenizer import Tokenizer
@@ -18,34 +22,30 @@ from caudex.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A supported model, its tokenizer, and what its layers ask of attention."""
+    """A supported model, its tokenizer, and what its layers ask of attention.
+
+    `module` is transformers' own, or None where the fused runner serves the checkpoint's `weights` without it.
+    """
 
     name: str
-    model: Any
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    module: Any
+    weights: Mapping[str, Tensor]
     tokenizer: Tokenizer
     layers: Sequence[LayerShape]
     options: Sequence[AttentionOptions]
     eos_token_ids: frozenset[int]
 
     @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
-    @property
     def vocab_size(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
+        return int(self.config.get_text_config().vocab_size)
 
     @property
     def position_limit(self) -> int | None:
         """The longest sequence the model has positions for, if it says so."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return None if limit is None else int(limit)
+        return _position_limit(self.config)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -59,44 +59,102 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
         UnsupportedModelError: it cannot; the message says why.
         ValueError: the weights are damaged, or cannot be loaded without running code that they bring.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    name = config.served_model_name or checkpoint.name
+    progress("Loading the tokenizer", 0, 3)
+    hf_config = AutoConfig.from_pretrained(checkpoint.directory)
+    with _readable(checkpoint.directory):
+        weights = _plain_weights(checkpoint.directory, hf_config, config)
+    if weights is None:
+        check_config(hf_config, name, config.max_model_len)
+    tokenizer = Tokenizer.load(checkpoint.directory, config.chat_template)
+    progress("Loading the weights", 1, 3)
+    dtype = choose_dtype(config.dtype, hf_config)
+    if weights is None:
+        return _load_module(checkpoint.directory, hf_config, dtype, name, tokenizer, config, progress)
+    progress("Loading the weights", 3, 3)
+    head = head_size(hf_config)
+    shape = LayerShape(hf_config.num_key_value_heads, head, head, hf_config.num_attention_heads)
+    return LoadedModel(
+        name=name,
+        config=hf_config,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        module=None,
+        weights=weights,
+        tokenizer=tokenizer,
+        layers=[shape] * hf_config.num_hidden_layers,
+        options=[AttentionOptions(head**-0.5)] * hf_config.num_hidden_layers,
+        eos_token_ids=_eos_token_ids(_generation_config(checkpoint.directory, hf_config), tokenizer),
+    )
+
+
+def _plain_weights(directory: Path, hf_config: Any, config: EngineConfig) -> CheckpointWeights | None:
+    """The weights, if the fused runner can serve them as they are: transformers' model code alone takes 2 s to import.
+
+    A checkpoint with anything unusual (other names, quantised, not in safetensors) is left to transformers.
+    """
+    if config.attention_backend == "torch" or config.lora_adapters or hasattr(hf_config, "quantization_config"):
+        return None
+    longest = config.max_model_len or _position_limit(hf_config)
+    if longest is None or why_unsupported(hf_config, longest) is not None:
+        return None
+    weights = CheckpointWeights.find(directory)
+    return weights if weights is not None and weight_shapes(hf_config).keys() <= weights.keys() else None
+
+
+def _load_module(
+    directory: Path,
+    hf_config: Any,
+    dtype: torch.dtype,
+    name: str,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    progress: Progress,
+) -> LoadedModel:
+    """The model by transformers' own code, with its attention replaced."""
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     register_attention()
-    name = config.served_model_name or checkpoint.name
-    progress("Loading the tokenizer", 0, 3)
-    hf_config = AutoConfig.from_pretrained(checkpoint.directory)
-    check_config(hf_config, name, config.max_model_len)
-    tokenizer = Tokenizer.load(checkpoint.directory, config.chat_template)
-    progress("Loading the weights", 1, 3)
-    dtype = choose_dtype(config.dtype, hf_config)
+    with _readable(directory):
+        module = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
+    progress("Checking the model", 2, 3)
+    probe = probe_model(module, name, config.max_model_len)
+    progress("Checking the model", 3, 3)
+    return LoadedModel(
+        name=name,
+        config=hf_config,
+        dtype=module.dtype,
+        device=module.device,
+        module=module,
+        weights=module.state_dict(),
+        tokenizer=tokenizer,
+        layers=probe.layers(),
+        options=[probe.options[index] for index in sorted(probe.options)],
+        eos_token_ids=_eos_token_ids(module.generation_config, tokenizer),
+    )
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Within this context, weights that cannot be read are told with their folder and the remedy."""
+    from safetensors import SafetensorError
+
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory, dtype=dtype, attn_implementation=ATTENTION_NAME
-        ).eval()
+        yield
     except SafetensorError as error:
         raise ValueError(
-            f"the weights in {checkpoint.directory} are damaged ({error}): fetch them again, or delete that folder if "
+            f"the weights in {directory} are damaged ({error}): fetch them again, or delete that folder if "
             "Caudex converted it, and it is made anew"
         ) from error
     except UnpicklingError as error:
         raise ValueError(
-            f"the weights in {checkpoint.directory} are pickled and would run code if loaded, or are damaged: get them "
+            f"the weights in {directory} are pickled and would run code if loaded, or are damaged: get them "
             "as safetensors, or convert them where you trust them (save_pretrained does)"
         ) from error
-    progress("Checking the model", 2, 3)
-    probe = probe_model(model, name, config.max_model_len)
-    progress("Checking the model", 3, 3)
-    return LoadedModel(
-        name,
-        model,
-        tokenizer,
-        probe.layers(),
-        [probe.options[index] for index in sorted(probe.options)],
-        _eos_token_ids(model, tokenizer),
-    )
 
 
 def choose_dtype(name: DTypeName, hf_config: Any) -> torch.dtype:
@@ -107,8 +165,22 @@ def choose_dtype(name: DTypeName, hf_config: Any) -> torch.dtype:
     return torch.bfloat16 if hf_config.dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
-def _eos_token_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
+def _position_limit(hf_config: Any) -> int | None:
+    limit = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
+    return None if limit is None else int(limit)
+
+
+def _generation_config(directory: Path, hf_config: Any) -> Any:
+    """What the checkpoint says about generating, or its configuration, which older ones said it in."""
+    from transformers import GenerationConfig
+
+    return (
+        GenerationConfig.from_pretrained(directory) if (directory / "generation_config.json").is_file() else hf_config
+    )
+
+
+def _eos_token_ids(generation_config: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """All tokens that end a text, by the generation config and by the tokenizer."""
-    named = getattr(model.generation_config, "eos_token_id", None)
+    named = getattr(generation_config, "eos_token_id", None)
     ids = named if isinstance(named, list) else [named]
     return frozenset(int(token) for token in (*ids, tokenizer.eos_token_id) if token is not None)

@@ -50,9 +50,9 @@ def why_not_cpu(loaded: LoadedModel) -> str | None:
 def _torch_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> ModelRunner:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    adapters = LoraAdapters.load(loaded.model, config.lora_adapters)
+    adapters = LoraAdapters.load(loaded.module, config.lora_adapters)
     backend = TorchAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
-    return TransformersRunner(loaded.model, backend, adapters)
+    return TransformersRunner(loaded.module, backend, adapters)
 
 
 def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
@@ -69,8 +69,8 @@ def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
         loaded.dtype,
         threads=threads,
     )
-    if not config.lora_adapters and why_unsupported(loaded.model.config, max_model_len) is None:
-        return FusedRunner(loaded.model, pool, max_model_len)
-    adapters = LoraAdapters.load(loaded.model, config.lora_adapters)
-    pack_linear_layers(loaded.model, threads)
-    return TransformersRunner(loaded.model, CpuAttention(pool, shape.num_heads), adapters)
+    if not config.lora_adapters and why_unsupported(loaded.config, max_model_len) is None:
+        return FusedRunner(loaded.config, loaded.weights, pool, max_model_len)
+    adapters = LoraAdapters.load(loaded.module, config.lora_adapters)
+    pack_linear_layers(loaded.module, threads)
+    return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), adapters)

@@ -75,7 +75,7 @@ class Sequences:
 
     def __init__(self, model: Any, dtype: torch.dtype, *, isa: str = "auto", num_threads: int = 2) -> None:
         self.pool = pool_for(model.config, dtype, isa=isa, threads=ThreadPool(num_threads))
-        self.runner = LlamaRunner(model, self.pool, MAX_LEN)
+        self.runner = LlamaRunner(model.config, model.state_dict(), self.pool, MAX_LEN)
         self.query_heads = model.config.num_attention_heads
 
     def step(self, parts: list[tuple[list[int], int, np.ndarray]]) -> torch.Tensor:
@@ -224,8 +224,25 @@ def test_models_it_cannot_run_are_named() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     assert "dynamic" in str(why_unsupported(LlamaConfig(**TINY, rope_parameters=dynamic), MAX_LEN))
     too_few_layers = KvPool(2, 4, 16, 2, 12, torch.float32, threads=THREADS)
+    model = tiny_model("llama", torch.float32)
     with pytest.raises(ValueError, match="KV pool"):
-        LlamaRunner(tiny_model("llama", torch.float32), too_few_layers, MAX_LEN)
+        LlamaRunner(model.config, model.state_dict(), too_few_layers, MAX_LEN)
+
+
+def test_weights_that_are_not_as_the_configuration_says_are_refused() -> None:
+    model = tiny_model("qwen2", torch.float32)
+    name = "model.layers.1.self_attn.k_proj"
+    weights = model.state_dict()
+    for broken, message in [
+        ({f"{name}.weight": weights[f"{name}.weight"][:-1]}, f"{name}.weight is torch.float32 of shape"),
+        ({f"{name}.weight": weights[f"{name}.weight"].int()}, f"{name}.weight is torch.int32"),
+        ({f"{name}.bias": weights[f"{name}.bias"][:-1]}, f"{name}.bias has shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LlamaRunner(model.config, {**weights, **broken}, pool_for(model.config, torch.float32), MAX_LEN)
+    without = {key: weight for key, weight in weights.items() if key != f"{name}.weight"}
+    with pytest.raises(ValueError, match=f"has no {name}.weight"):
+        LlamaRunner(model.config, without, pool_for(model.config, torch.float32), MAX_LEN)
 
 
 @pytest.mark.model

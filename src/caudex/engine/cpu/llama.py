@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
 from caudex import _core
 from caudex.engine.cpu.batch import BatchMetadata
@@ -15,6 +16,19 @@ from caudex.engine.cpu.kv_pool import DTYPE_NAMES, KvPool
 
 MODEL_TYPES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
+
+_LINEARS: Final = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_NORMS: Final = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
+_HEAD_NORMS: Final = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"}
+_EMBEDDING, _HEAD, _FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 
 
 def why_unsupported(config: Any, max_model_len: int) -> str | None:
@@ -34,26 +48,57 @@ def why_unsupported(config: Any, max_model_len: int) -> str | None:
     return None
 
 
+def head_size(config: Any) -> int:
+    """The size of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """The weights that `LlamaRunner` takes from a checkpoint, by name, with their shapes; biases are beside them."""
+    hidden, width, head = config.hidden_size, config.intermediate_size, head_size(config)
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    linears = {
+        "query": (queries, hidden),
+        "key": (keys, hidden),
+        "value": (keys, hidden),
+        "output": (hidden, queries),
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
+    }
+    layer: dict[str, tuple[int, ...]] = {_LINEARS[role]: shape for role, shape in linears.items()}
+    layer |= dict.fromkeys(_NORMS.values(), (hidden,))
+    if config.model_type == "qwen3":
+        layer |= dict.fromkeys(_HEAD_NORMS.values(), (head,))
+    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _FINAL_NORM: (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes[_HEAD] = (config.vocab_size, hidden)
+    for index in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
 class LlamaRunner:
     """A Llama, Mistral, Qwen2 or Qwen3 model: token ids to logits in one native call a step.
 
-    Weights are copied from the model into packed form, so `model` can be freed afterwards. Activations are rounded to
-    the pool's type where they enter a product or attention; the residual stream, norms, rotations and logits are
-    float32. A token's logits depend, to the bit, on the tokens before it alone: not on the batch, the chunking, the
+    Weights are copied into packed form one after the other, so that `weights` can be freed afterwards. Activations are
+    rounded to the pool's type where they enter a product or attention; the residual stream, norms, rotations and logits
+    are float32. A token's logits depend, to the bit, on the tokens before it alone: not on the batch, the chunking, the
     cache or the threads. Another path over the same weights (transformers') rounds differently: do not mix them in
     one cache.
 
     Args:
-        model: a transformers causal language model in float32 or bfloat16 on the CPU.
+        config: the model's transformers configuration.
+        weights: its tensors by transformers' names, of any floating type, on the CPU; see `weight_shapes`.
         pool: its keys and values; also gives the threads and the instruction set.
         max_model_len: positions to prepare for, 4 x head_dim bytes each.
 
     Raises:
-        ValueError: the model is none this can run (the message says why), or the pool has other sizes.
+        ValueError: the model is none this can run (the message says why), a weight is missing or has another shape than
+            the configuration says, or the pool has other sizes.
     """
 
-    def __init__(self, model: nn.Module, pool: KvPool, max_model_len: int) -> None:
-        config: Any = model.config
+    def __init__(self, config: Any, weights: Mapping[str, Tensor], pool: KvPool, max_model_len: int) -> None:
         reason = why_unsupported(config, max_model_len)
         if reason is not None:
             raise ValueError(f"the fused runner cannot run this model: {reason}")
@@ -72,14 +117,16 @@ class LlamaRunner:
             vocab_size=config.vocab_size,
             max_positions=max_model_len,
             normed_heads=config.model_type == "qwen3",
-            tied_embedding=is_tied(model),
+            tied_embedding=config.tie_word_embeddings,
             norm_epsilon=config.rms_norm_eps,
             attention_scale=pool.head_dim**-0.5,
             dtype=DTYPE_NAMES[pool.dtype],
         )
+        self._weights, self._shapes = weights, weight_shapes(config)
         with torch.no_grad():
-            self._take_weights(model)
-            self._take_rotation(model, max_model_len)
+            self._take_weights(config)
+            self._take_rotation(config, max_model_len)
+        del self._weights, self._shapes
 
     @property
     def num_bytes(self) -> int:
@@ -106,50 +153,55 @@ class LlamaRunner:
         self.native.forward(token_ids, batch.native, batch.plan, logit_rows, logits.data_ptr())
         return logits
 
-    def _take_weights(self, model: Any) -> None:
-        decoder = model.model
-        self._take_linear("embedding", 0, decoder.embed_tokens.weight, None)
-        self._take_linear("head", 0, model.lm_head.weight, model.lm_head.bias)
+    def _take_weights(self, config: Any) -> None:
+        if not config.tie_word_embeddings:
+            self._take_linear("embedding", 0, _EMBEDDING)
+        self._take_linear("head", 0, _EMBEDDING if config.tie_word_embeddings else _HEAD)
         self.native.encode(-1)
-        self._take_norm("final", 0, decoder.norm)
-        for index, layer in enumerate(decoder.layers):
-            attention, mlp = layer.self_attn, layer.mlp
-            linears = {
-                "query": attention.q_proj,
-                "key": attention.k_proj,
-                "value": attention.v_proj,
-                "output": attention.o_proj,
-                "gate": mlp.gate_proj,
-                "up": mlp.up_proj,
-                "down": mlp.down_proj,
-            }
-            for role, linear in linears.items():
-                self._take_linear(role, index, linear.weight, linear.bias)
-            self._take_norm("attention", index, layer.input_layernorm)
-            self._take_norm("mlp", index, layer.post_attention_layernorm)
-            if hasattr(attention, "q_norm"):
-                self._take_norm("query", index, attention.q_norm)
-                self._take_norm("key", index, attention.k_norm)
+        self._take_norm("final", 0, _FINAL_NORM)
+        head_norms = _HEAD_NORMS if config.model_type == "qwen3" else {}
+        for index in range(config.num_hidden_layers):
+            for role, name in _LINEARS.items():
+                self._take_linear(role, index, f"model.layers.{index}.{name}")
+            for role, name in {**_NORMS, **head_norms}.items():
+                self._take_norm(role, index, f"model.layers.{index}.{name}")
             self.native.encode(index)
 
-    def _take_linear(self, role: str, layer: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        weight = weight.to(self.pool.dtype).contiguous()
-        wide_bias = None if bias is None else bias.float().contiguous()
-        self.native.set_linear(role, layer, weight.data_ptr(), 0 if wide_bias is None else wide_bias.data_ptr())
+    def _take_linear(self, role: str, layer: int, name: str) -> None:
+        weight = self._weight(name).to(self.pool.dtype).contiguous()
+        bias = self._weights[f"{name}.bias"].float().contiguous() if f"{name}.bias" in self._weights else None
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"{name}.bias has shape {tuple(bias.shape)}; expected {tuple(weight.shape[:1])}")
+        self.native.set_linear(role, layer, weight.data_ptr(), 0 if bias is None else bias.data_ptr())
 
-    def _take_norm(self, role: str, layer: int, norm: Any) -> None:
-        weight = norm.weight.float().contiguous()
+    def _take_norm(self, role: str, layer: int, name: str) -> None:
+        weight = self._weight(name).float().contiguous()
         self.native.set_norm(role, layer, weight.data_ptr())
 
-    def _take_rotation(self, model: Any, max_model_len: int) -> None:
-        positions = torch.arange(max_model_len)[None]
-        cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
-        half = self.pool.head_dim // 2
-        cos, sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+    def _weight(self, name: str) -> Tensor:
+        """A weight that is sure to be as large as the configuration says: what comes next reads raw memory."""
+        name, expected = f"{name}.weight", self._shapes[f"{name}.weight"]
+        if name not in self._weights:
+            raise ValueError(f"the checkpoint has no {name}")
+        weight = self._weights[name]
+        if weight.shape != expected or not weight.is_floating_point():
+            raise ValueError(f"{name} is {weight.dtype} of shape {tuple(weight.shape)}; expected {expected}")
+        return weight
+
+    def _take_rotation(self, config: Any, max_model_len: int) -> None:
+        frequencies, scaling = _rotation(config)
+        angles = torch.arange(max_model_len).float()[:, None] * frequencies
+        cos, sin = angles.cos() * scaling, angles.sin() * scaling
         self.native.set_rotation(cos.data_ptr(), sin.data_ptr())
 
 
-def is_tied(model: Any) -> bool:
-    """Whether the embedding and the head are one weight."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return bool(embedding.data_ptr() == head.data_ptr())
+def _rotation(config: Any) -> tuple[Tensor, float]:
+    """Radians a position of each pair of dimensions, and what cosines and sines are multiplied with."""
+    rope_type = config.rope_parameters.get("rope_type", "default")
+    if rope_type == "default":
+        exponents = torch.arange(0, head_size(config), 2).float() / head_size(config)
+        return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config)
+    return frequencies.float(), float(scaling)
