@@ -129,12 +129,12 @@ class Contender:
 
     def play(self, part: Part, setting: Setting, seed: int, limit: float) -> str:
         """Play a part once, and say what came of it."""
-        self.start(setting)
-        assert self._local is not None
-        self._local.resume()
         try:
+            self.start(setting)
+            assert self._local is not None
+            self._local.resume()
             summary = asyncio.run(play_watched(self._local, part, seed, limit))
-        except (NoAnswerError, ServerError, OSError) as error:
+        except (NoAnswerError, ServerError, OSError, RuntimeError) as error:
             self.played.setdefault(part.label, []).append(None)
             self.end()
             return f"does not answer: {error}"
@@ -183,16 +183,25 @@ def compare(contenders: list[Contender], letters: str, repeats: int, seed: int, 
         if not wanted:
             continue
         try:
-            for contender in contenders:
-                contender.start(setting)
-                print(f"{contender.name} is up", file=sys.stderr)
-            for part, repeat, contender in turns(wanted, repeats, contenders):
+            started = [contender for contender in contenders if is_up(contender, setting)]
+            for part, repeat, contender in turns(wanted, repeats, started):
                 if not contender.is_done(part, slow):
                     said = contender.play(part, setting, seed + repeat, limit)
                     print(f"{part.label} {repeat + 1}/{repeats}: {contender.name} {said}", file=sys.stderr)
         finally:
             for contender in contenders:
                 contender.end()
+
+
+def is_up(contender: Contender, setting: Setting) -> bool:
+    """Start a server; if it does not start, it is said why, and the others play without it."""
+    try:
+        contender.start(setting)
+    except (RuntimeError, OSError) as error:
+        print(f"{contender.name} is left out: {error}", file=sys.stderr)
+        return False
+    print(f"{contender.name} is up", file=sys.stderr)
+    return True
 
 
 def turns(
@@ -345,7 +354,10 @@ def installed(options: argparse.Namespace) -> list[Contender]:
 def main() -> None:
     options = parse_arguments()
     contenders = installed(options)
-    compare(contenders, options.scenes, options.repeats, options.seed, options.slow, options.limit)
+    try:
+        compare(contenders, options.scenes, options.repeats, options.seed, options.slow, options.limit)
+    except KeyboardInterrupt:
+        print("stopped: here is what was played", file=sys.stderr)
     (show_markdown if options.markdown else show)(contenders)
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(contenders, options), indent=1))

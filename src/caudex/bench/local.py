@@ -128,7 +128,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask the process to stop, also if it is paused; after ten seconds insist. Descendants it leaves are killed."""
     family = process_tree(process.pid)
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         for pid in family:
             send_if_alive(pid, signal.SIGCONT)
     try:
