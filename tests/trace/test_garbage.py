@@ -100,6 +100,7 @@ def test_more_than_five_percent_bad_stops(tmp_path: Path) -> None:
     [
         {"input_length": -5},
         {"output_length": -1},
+        {"input_length": 10**30},
         {"input_length": "many"},
         {"hash_ids": "12"},
         {"hash_ids": [1.5]},
@@ -112,6 +113,17 @@ def test_absurd_hash_lines_are_bad_lines(change: dict[str, Any], tmp_path: Path)
     lines = [json.dumps(good)] * 40 + [json.dumps({**good, **change})]
     count, reader = read(log_of(tmp_path, "\n".join(lines)))
     assert (count, reader.report.bad_lines) == (40, 1)
+
+
+@pytest.mark.parametrize("length", [-3, 10**30])
+def test_absurd_lengths_are_told_by_the_name_that_they_have(length: int, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=f"output_length is {length}"):
+        read(log_of(tmp_path, json.dumps({"prompt": "Once upon a time", "output_length": length})))
+
+
+def test_an_empty_prompt_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="its 'prompt' is empty"):
+        read(log_of(tmp_path, json.dumps({"prompt": ""})))
 
 
 def test_nulls_duplicate_ids_and_missing_times_are_noted(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ CHARS_PER_TOKEN = 4
 _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 _MAX_WORDS = 400
 _MAX_LINES = 4000
+_MAX_PAIRS_A_WORD = 20
+_MAX_PAIRS_A_PIECE = 2
 _GLUE = re.compile(r"[\w:.,\-/+@#]{0,4}|[ ]")
 
 
@@ -59,6 +61,8 @@ def _by_lines(a: str, b: str) -> list[Span]:
     lines_a, lines_b = _lines(a), _lines(b)
     if len(lines_a) <= 1 or len(lines_b) <= 1 or max(len(lines_a), len(lines_b)) > _MAX_LINES:
         return _by_words(a, b, 0, 0)
+    if "\n" not in a and not _is_soon_aligned(lines_a, lines_b, _MAX_PAIRS_A_PIECE):
+        return [Span(0, len(a), 0, len(b))]
     spans: list[Span] = []
     for tag, i1, i2, j1, j2 in SequenceMatcher(None, lines_a, lines_b, autojunk=False).get_opcodes():
         if tag != "equal":
@@ -79,7 +83,8 @@ def _lines(text: str) -> list[str]:
 
 def _by_words(a: str, b: str, offset_a: int, offset_b: int) -> list[Span]:
     words_a, words_b = _WORD.findall(a), _WORD.findall(b)
-    if not words_a or not words_b or max(len(words_a), len(words_b)) > _MAX_WORDS:
+    few = max(len(words_a), len(words_b)) <= _MAX_WORDS
+    if not words_a or not words_b or not few or not _is_soon_aligned(words_a, words_b, _MAX_PAIRS_A_WORD):
         return [Span(offset_a, offset_a + len(a), offset_b, offset_b + len(b))]
     spans: list[Span] = []
     at_a = _offsets(words_a, offset_a)
@@ -88,6 +93,13 @@ def _by_words(a: str, b: str, offset_a: int, offset_b: int) -> list[Span]:
         if tag != "equal":
             spans.append(Span(at_a[i1], at_a[i2], at_b[j1], at_b[j2]))
     return spans
+
+
+def _is_soon_aligned(a: list[str], b: list[str], max_pairs: int) -> bool:
+    """Whether difflib is done soon: it looks at every pair of equal words again for each piece that it finds, so that
+    a text of few words repeated over and over takes it minutes."""
+    counts = Counter(b)
+    return sum(counts[word] for word in a) <= max_pairs * (len(a) + len(b))
 
 
 def _offsets(words: list[str], start: int) -> list[int]:

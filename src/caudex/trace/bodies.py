@@ -25,6 +25,7 @@ from caudex.trace.spans import is_otlp, otlp_records, with_flat_attributes
 MAX_DEPTH = 8
 MAX_ASIDE_DEPTH = 3
 MAX_TOKEN_ID = 1 << 31
+MAX_LENGTH = 1 << 32
 _LIST_KEYS = ("observations", "data")
 _TOKEN_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "tokens")
 _MESSAGE_KEYS = ("messages", "gen_ai.input.messages", "llm.input_messages", "contents", "input")
@@ -86,6 +87,9 @@ def parse_object(value: Any, line: int, field: str | None = None) -> list[Reques
         return [request for path in listed for request in [_build(path, line)]]
     path = find_body(value)
     if path is None:
+        known = next((key for key in (*_MESSAGE_KEYS, *_TEXT_KEYS, *_TOKEN_KEYS) if key in value), None)
+        if known is not None:
+            raise ValueError(f"its {known!r} is empty, or neither messages nor a prompt")
         raise ValueError(f"no messages, prompt, token ids or hash_ids in it (its keys: {_some_keys(value)})")
     return [_build(path, line)]
 
@@ -214,8 +218,8 @@ def _build(path: list[dict[str, Any]], line: int) -> Request:
         lora=_text(around, LORA_KEYS),
         salt=_text(around, SALT_KEYS),
         replica=_text(around, REPLICA_KEYS),
-        input_length=_count(around, INPUT_LENGTH_KEYS),
-        output_length=_count(around, OUTPUT_LENGTH_KEYS),
+        input_length=_count(around, INPUT_LENGTH_KEYS, "input_length"),
+        output_length=_count(around, OUTPUT_LENGTH_KEYS, "output_length"),
         output=_output(path),
     )
     _fill_prompt(request, body, around)
@@ -243,7 +247,7 @@ def _fill_prompt(request: Request, body: dict[str, Any], around: list[dict[str, 
     for key in ("hash_ids", "block_hashes"):
         if isinstance(body.get(key), list) and body[key]:
             request.hash_ids = _integers(body[key], key)
-            request.block_size = _count(around, ("blocksize", "pagesize"))
+            request.block_size = _count(around, ("blocksize", "pagesize"), "block_size")
             return
     for key in _MESSAGE_KEYS:
         messages = _decoded(body.get(key))
@@ -326,14 +330,14 @@ def _text(around: list[dict[str, Any]], keys: tuple[str, ...]) -> str | None:
     return str(value) if isinstance(value, (str, int, float)) else None
 
 
-def _count(around: list[dict[str, Any]], keys: tuple[str, ...]) -> int | None:
+def _count(around: list[dict[str, Any]], keys: tuple[str, ...], name: str) -> int | None:
     value = _first(around, keys)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return None
-    if value < 0:
-        raise ValueError(f"{keys[0]} is {value}: a length cannot be negative")
+    if not 0 <= value <= MAX_LENGTH:
+        raise ValueError(f"{name} is {value}: expected a number of tokens, 0 or more")
     return int(value)
 
 

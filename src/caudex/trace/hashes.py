@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from caudex.trace.bodies import parse_time
+from caudex.trace.bodies import MAX_LENGTH, parse_time
 from caudex.trace.chain import seed_of
 from caudex.trace.errors import LengthsOnlyError
 from caudex.trace.request import Request
@@ -135,6 +135,6 @@ def _length(value: dict[str, Any], key: str, default: int) -> int:
     number = value.get(key)
     if number is None:
         return default
-    if type(number) not in {int, float} or number < 0 or number != number:
+    if type(number) not in {int, float} or not 0 <= number <= MAX_LENGTH:
         raise ValueError(f"{key} is {number!r}: expected a number of tokens, 0 or more")
     return int(number)
