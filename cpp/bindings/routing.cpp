@@ -1,17 +1,20 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "routing/block_directory.hpp"
 #include "routing/chain_keys.hpp"
 #include "routing/cost.hpp"
 #include "routing/prefix_tree.hpp"
+#include "routing/rendezvous.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -168,6 +171,24 @@ void bind_cost(nb::module_& m) {
       "column"_a, "The largest value of a column; 0 if it has none.");
 }
 
+void bind_rendezvous(nb::module_& m) {
+  m.def(
+      "rendezvous",
+      [](const Mask& eligible, const Keys& workers, const Column& load, Key key, double num_tokens,
+         double load_factor) {
+        const std::size_t n = eligible.size();
+        if (workers.size() != n) throw nb::value_error("every worker needs a hash");
+        double* cost;
+        auto array = owned_array<double>(n, &cost);
+        const bool is_loaded = routing::rendezvous(eligible.data(), workers.data(), checked_column(load, n), n, key,
+                                                   num_tokens, load_factor, cost);
+        return std::make_pair(array, is_loaded);
+      },
+      "eligible"_a, "workers"_a, "load"_a, "key"_a, nb::kw_only(), "num_tokens"_a, "load_factor"_a,
+      "Costs by the highest hash of key and worker within bounds of load, and whether the one that the hash names is "
+      "over them; see caudex.routing.consistent_hash.");
+}
+
 void bind_prefix_tree(nb::module_& m) {
   nb::class_<PrefixTree>(m, "PrefixTree", "Which worker was sent which prefixes; see caudex.routing.prefix.")
       .def(nb::init<std::size_t>(), "default_capacity"_a)
@@ -265,6 +286,7 @@ void bind_block_directory(nb::module_& m) {
 void bind_routing(nb::module_& m) {
   bind_keys(m);
   bind_cost(m);
+  bind_rendezvous(m);
   bind_prefix_tree(m);
   bind_block_directory(m);
 }

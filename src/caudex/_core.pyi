@@ -469,6 +469,15 @@ def cheapest(
     draw: Callable[[], float],
 ) -> int: ...
 def largest(column: NDArray[np.float64]) -> float: ...
+def rendezvous(
+    eligible: NDArray[np.bool_],
+    workers: NDArray[np.uint64],
+    load: NDArray[np.float64],
+    key: int,
+    *,
+    num_tokens: float,
+    load_factor: float,
+) -> tuple[NDArray[np.float64], bool]: ...
 
 class PrefixTree:
     def __init__(self, default_capacity: int) -> None: ...

@@ -72,12 +72,13 @@ def test_conversations_hit_and_predictions_are_honest(two_workers: list[SmallWor
 
 
 def test_an_index_that_is_wrong_about_a_worker_is_dropped(
-    start_worker: Callable[[], SmallWorker], start_gateway: Start
+    start_worker: Callable[[], SmallWorker], start_gateway: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gateway = start_gateway([start_worker()])
     for i in range(60):
         gateway.chat(f"turn {i}", system="rules " * 400, metadata={"cold": True})
     assert gateway.metric("caudex_gateway_index_drops_total", cause="drift") >= 1
+    assert "cached tokens a request were predicted and 0 reported; its index is dropped" in capfd.readouterr().err
 
 
 def test_counts_add_up_under_load(two_workers: list[SmallWorker], start_gateway: Start) -> None:

@@ -51,19 +51,15 @@ class ConsistentHashPolicy(Stateless):
         if fleet.epoch != self._epoch:
             self._worker_hashes = np.array([_core.root_key((name or "").encode()) for name in fleet.ids], np.uint64)
             self._epoch = fleet.epoch
-        eligible = fleet.eligible(request.model)
-        score = _mix(self._worker_hashes ^ np.uint64(self._key(request)))
-        # Costs from 0 to 1 by hash; one more puts a loaded worker behind all that are within bounds.
-        cost = np.where(eligible, 1.0 - score.astype(np.float64) / 2.0**64, np.inf)
-        reasons = np.full(len(cost), Reason.HASH, dtype=np.int8)
-        load = fleet.in_flight_tokens
-        if eligible.any():
-            mean_after = (load[eligible].sum() + request.num_tokens) / eligible.sum()
-            over = load > self._load_factor * mean_after
-            cost[over] += 1.0
-            if over[np.where(eligible, score, np.uint64(0)).argmax()]:
-                reasons[:] = Reason.LOAD
-        return Ranking(cost, reasons, self._rng)
+        cost, is_loaded = _core.rendezvous(
+            fleet.eligible(request.model),
+            self._worker_hashes,
+            fleet.in_flight_tokens,
+            self._key(request),
+            num_tokens=request.num_tokens,
+            load_factor=self._load_factor,
+        )
+        return Ranking(cost, Reason.LOAD if is_loaded else Reason.HASH, self._rng)
 
     def record(self, request: RouteRequest, worker: int, now: float) -> None:
         """The hash needs no memory."""
@@ -74,10 +70,3 @@ class ConsistentHashPolicy(Stateless):
         if not len(request.keys):
             return _core.root_key(str(self._rng.random()).encode())
         return request.prefix_key(self._prefix_tokens)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit flips every output bit with chance one half."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
