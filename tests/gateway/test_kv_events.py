@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,24 @@ class LossyLine:
         self._pub.close(linger=0)
 
 
+@asynccontextmanager
+async def following(
+    publisher: EventPublisher, cache: PrefixCache, *, replay: bool = True
+) -> AsyncIterator[tuple[EventIndex, Fleet, LossyLine]]:
+    """A subscriber at the end of a line that may lose batches, once both ends hear each other."""
+    fleet, index, line = Fleet(), EventIndex(), LossyLine(publisher)
+    fleet.join("http://w:1")
+    worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
+    subscriber = KvSubscriber(worker, index, line.endpoint, publisher.replay_endpoint if replay else None)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await line.connected(cache)
+        yield index, fleet, line
+    finally:
+        subscriber.close()
+        line.close()
+
+
 @pytest.mark.parametrize("replay", [True, False])
 def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(
     replay: bool, monkeypatch: pytest.MonkeyPatch
@@ -131,13 +150,7 @@ def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(
     old, lost, kept, after = (list(range(start, start + 64)) for start in range(0, 4_000, 1_000))
 
     async def run(publisher: EventPublisher) -> None:
-        fleet, index, line = Fleet(), EventIndex(), LossyLine(publisher)
-        fleet.join("http://w:1")
-        worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
-        subscriber = KvSubscriber(worker, index, line.endpoint, publisher.replay_endpoint if replay else None)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await line.connected(cache)
+        async with following(publisher, cache, replay=replay) as (index, fleet, line):
             store(cache, old)
             await until(lambda: believed(index, fleet, old) == 64)
             line.losing = True
@@ -151,9 +164,6 @@ def test_after_a_gap_what_was_lost_is_asked_for_or_all_belief_is_dropped(
             assert cache.match([*old, 0]).num_tokens == believed(index, fleet, old) == 0
             assert believed(index, fleet, kept) == (64 if replay else 0)
             assert index.num_blocks(0) == (cache.num_cached_blocks if replay else 4)
-        finally:
-            subscriber.close()
-            line.close()
 
     with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
         asyncio.run(run(publisher))
@@ -165,22 +175,13 @@ def test_the_last_batch_before_a_silence_is_asked_for_when_it_was_lost(monkeypat
     old, lost = list(range(64)), list(range(1_000, 1_128))
 
     async def run(publisher: EventPublisher) -> None:
-        fleet, index, line = Fleet(), EventIndex(), LossyLine(publisher)
-        fleet.join("http://w:1")
-        worker = Worker(0, UpstreamPool(parse_endpoint("http://w:1"), 1.0))
-        subscriber = KvSubscriber(worker, index, line.endpoint, publisher.replay_endpoint)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await line.connected(cache)
+        async with following(publisher, cache) as (index, fleet, line):
             store(cache, old)
             await until(lambda: believed(index, fleet, old) == 64)
             line.losing = True
             store(cache, lost)
             await until(lambda: believed(index, fleet, lost) == 128)
             assert believed(index, fleet, old) == 0
-        finally:
-            subscriber.close()
-            line.close()
 
     with EventPublisher(cache, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") as publisher:
         asyncio.run(run(publisher))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from caudex.routing import POLICIES, Fleet, LoadReport, Policy, Reason, RouteRequest, make_policy, text_request
 from caudex.routing.consistent_hash import ConsistentHashPolicy
 from caudex.routing.cost import CostPolicy
+from caudex.routing.session import SessionPolicy
 
 LOOKS_AT_PREFIXES = ["prefix", "cost"]
 
@@ -26,6 +27,12 @@ def fleet_of(num_workers: int) -> Fleet:
 
 def unique_text(seed: int, num_bytes: int = 4_000) -> bytes:
     return np.random.default_rng(seed).integers(97, 123, num_bytes, dtype=np.uint8).tobytes()
+
+
+def chosen(policy: Policy, fleet: Fleet, request: RouteRequest) -> int:
+    best = policy.rank(request, fleet, 0.0).best
+    assert best is not None
+    return best.worker
 
 
 def send(policy: Policy, fleet: Fleet, request: RouteRequest, now: float) -> int:
@@ -215,14 +222,14 @@ def test_a_session_stays_and_is_rebound_when_its_worker_goes() -> None:
 
 
 def test_sessions_of_tenants_are_apart_and_bounded() -> None:
-    fleet, policy = fleet_of(2), make_policy("session", max_sessions=10)
+    fleet, policy = fleet_of(2), SessionPolicy(max_sessions=10)
     policy.record(text_request(b"x", session="s", tenant="a"), 0, 0.0)
     best = policy.rank(text_request(b"x", session="s", tenant="b"), fleet, 0.0).best
     assert best is not None
     assert best.reason is Reason.LOAD
     for i in range(100):
         policy.record(text_request(b"x", session=str(i)), 0, 0.0)
-    assert len(policy) == 10  # type: ignore[arg-type]
+    assert len(policy) == 10
 
 
 @pytest.mark.parametrize("name", ["session", "prefix", "cost"])
@@ -244,7 +251,7 @@ def test_a_hot_prefix_is_replicated_when_its_worker_is_the_bottleneck() -> None:
     fleet, policy = fleet_of(3), CostPolicy()
     request = text_request(unique_text(0, 8_000))
     policy.record(request, 0, 0.0)
-    assert policy.rank(request, fleet, 0.0).best.worker == 0  # type: ignore[union-attr]
+    assert chosen(policy, fleet, request) == 0
     for _ in range(3):
         fleet.dispatch(0, 2_000, 0, 0.0)
     best = policy.rank(request, fleet, 0.0).best
@@ -256,14 +263,14 @@ def test_a_hot_prefix_is_replicated_when_its_worker_is_the_bottleneck() -> None:
 def test_cost_prefers_the_faster_worker_and_the_one_that_evicts_less() -> None:
     fleet = fleet_of(2)
     fleet.prefill_rate[1] = 20_000.0
-    assert CostPolicy().rank(text_request(unique_text(0)), fleet, 0.0).best.worker == 1  # type: ignore[union-attr]
+    assert chosen(CostPolicy(), fleet, text_request(unique_text(0))) == 1
     fleet, policy = fleet_of(2), CostPolicy()
     fleet.report(0, LoadReport(capacity_tokens=1_000.0))
     fleet.report(1, LoadReport(capacity_tokens=100_000.0))
     policy.rank(text_request(b""), fleet, 0.0)
     policy.record(text_request(unique_text(1)), 0, 0.0)
     policy.record(text_request(unique_text(2)), 1, 0.0)
-    assert policy.rank(text_request(unique_text(3)), fleet, 0.0).best.worker == 1  # type: ignore[union-attr]
+    assert chosen(policy, fleet, text_request(unique_text(3))) == 1
 
 
 @settings(max_examples=50, deadline=None)
