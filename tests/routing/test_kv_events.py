@@ -104,6 +104,33 @@ def test_salts_restarts_and_clears() -> None:
     assert index.num_blocks(0) == 0
 
 
+def test_events_of_sglang_with_their_salt_are_followed() -> None:
+    """Maps as vLLM's, but for the salt, which is a field, and hashes, which may be negative."""
+    index, fleet = EventIndex(), Fleet()
+    fleet.join("a")
+    first = {
+        "type": "BlockStored",
+        "block_hashes": [-5, 7],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
+        "block_size": 4,
+        "lora_id": None,
+        "medium": "GPU",
+        "cache_salt": "tenant",
+        "session_id": "s",
+    }
+    second = {**first, "block_hashes": [9], "parent_block_hash": 7, "token_ids": [9, 10, 11, 12]}
+    in_host_memory = {**first, "block_hashes": [11], "token_ids": [20, 21, 22, 23], "medium": "CPU_PINNED"}
+    for event in decode_batch(msgspec.msgpack.encode([0.0, [first, second, in_host_memory], None])):
+        index.apply(0, event)
+    tokens = list(range(1, 13))
+    assert matched(index, fleet, tokens, salt="tenant") == [12]
+    assert matched(index, fleet, tokens) == [0]
+    for event in decode_batch(msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [7, 9]}]])):
+        index.apply(0, event)
+    assert matched(index, fleet, tokens, salt="tenant") == [4]
+
+
 def test_a_block_below_an_unknown_parent_is_not_credited() -> None:
     index, fleet = EventIndex(), Fleet()
     fleet.join("a")

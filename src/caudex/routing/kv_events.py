@@ -1,4 +1,4 @@
-"""KV events as vLLM publishes them, decoded.
+"""KV events as vLLM and SGLang publish them, decoded.
 
 A batch is a msgpack array `[timestamp, events, data-parallel rank]`; each event is a map with its `type` (older
 publishers: an array that starts with it). Hashes come as integers or as bytes, of which the low 64 bits name a block.
@@ -82,7 +82,6 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         raise ValueError(f"{len(hashes)} blocks of {block_size} do not hold {len(tokens)} tokens")
     adapter = fields.get("lora_name") or ""
     extra = [_without_adapter(keys or (), adapter) for keys in fields.get("extra_keys") or ()]
-    salt = next((key for key in extra[0] if isinstance(key, str)), "") if extra else ""
     known = _num_told_by_tokens(extra, len(hashes))
     return BlocksStored(
         hashes[:known],
@@ -90,8 +89,14 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         tokens[: known * block_size],
         block_size,
         adapter,
-        salt,
+        _salt(fields, extra),
     )
+
+
+def _salt(fields: dict[str, Any], extra: list[Sequence[Any]]) -> str:
+    """SGLang has a field for the salt; vLLM puts it among the first block's extra keys."""
+    first = extra[0] if extra else ()
+    return fields.get("cache_salt") or next((key for key in first if isinstance(key, str)), "")
 
 
 def _without_adapter(keys: Sequence[Any], adapter: str) -> Sequence[Any]:
