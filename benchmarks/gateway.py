@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,21 +183,39 @@ async def hold_streams(port: int, pid: int | None, request: bytes, count: int) -
     }
 
 
-async def leave_streams(port: int, backends: list[int], request: bytes, times: int) -> dict[str, Any]:
-    """Milliseconds from a client closing its connection to the backend seeing its own closed; nothing further is tried
-    once that takes more than CANCEL_PATIENCE."""
-    held, delays = with_header(request, b"x-hold: 1"), []
-    for _ in range(times):
-        seen = len(await closed_at(backends))
-        writer = await first_event(port, held)
-        left = time.monotonic()
+async def leave_streams(port: int, backends: list[int], request: bytes, count: int, times: int) -> dict[str, Any]:
+    """With so many streams open: milliseconds from a client closing its connection to the backend seeing its own
+    closed, one client after another, and then for the last of all when all leave at once. Nothing further is tried once
+    that takes more than CANCEL_PATIENCE."""
+    held = with_header(request, b"x-hold: 1")
+    others = await asyncio.gather(*[first_event(port, held) for _ in range(count - 1)])
+    try:
+        delays = [await milliseconds_to_cancel(backends, [await first_event(port, held)]) for _ in range(times)]
+        last = await milliseconds_to_cancel(backends, [*others, await first_event(port, held)])
+    except TimeoutError:
+        return {"open_streams": count, "not_cancelled_after_ms": CANCEL_PATIENCE * 1e3}
+    finally:
+        for writer in others:
+            writer.close()
+    return {
+        "open_streams": count,
+        "median_ms_to_cancel": statistics.median(delays),
+        "longest_ms_to_cancel": max(delays),
+        "ms_to_cancel_all_at_once": last,
+    }
+
+
+async def milliseconds_to_cancel(backends: list[int], writers: Sequence[asyncio.StreamWriter]) -> float:
+    """From these clients' leaving to the last of their streams being closed; TimeoutError after CANCEL_PATIENCE."""
+    seen = len(await closed_at(backends))
+    left = time.monotonic()
+    for writer in writers:
         writer.transport.abort()
-        while len(closed := await closed_at(backends)) <= seen:
-            if time.monotonic() - left > CANCEL_PATIENCE:
-                return {"cancelled": len(delays), "not_cancelled_after_ms": CANCEL_PATIENCE * 1e3}
-            await asyncio.sleep(0.005)
-        delays.append((max(closed) - left) * 1e3)
-    return {"median_ms_to_cancel": statistics.median(delays), "longest_ms_to_cancel": max(delays), "cancelled": times}
+    while len(closed := await closed_at(backends)) < seen + len(writers):
+        if time.monotonic() - left > CANCEL_PATIENCE:
+            raise TimeoutError
+        await asyncio.sleep(0.005)
+    return (max(closed) - left) * 1e3
 
 
 def with_header(request: bytes, header: bytes) -> bytes:
@@ -258,11 +276,13 @@ class Bench:
             row["memory_mb"] = memory_mb(pid) if pid else None
             self._note({"router": name, "prompt_bytes": size, "connections": connections, "cold": cold, **row})
 
-    def streams(self, count: int, leavings: int) -> None:
+    def streams(self, counts: Sequence[int], leavings: int) -> None:
         request = requests_for(4_096, False, 1, 0)[0]
         for name, (port, pid) in self.targets.items():
-            self._note({"router": name, **asyncio.run(hold_streams(port, pid, request, count))})
-            self._note({"router": name, **asyncio.run(leave_streams(port, self.backends, request, leavings))})
+            self._note({"router": name, **asyncio.run(hold_streams(port, pid, request, max(counts)))})
+            for count in counts:
+                row = asyncio.run(leave_streams(port, self.backends, request, count, leavings))
+                self._note({"router": name, **row})
 
     def _note(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -287,7 +307,7 @@ def main() -> None:
         for scene in () if args.only == "streams" else SCENES:
             bench.throughput(*scene)
         if args.only != "throughput":
-            bench.streams(1_000, 100)
+            bench.streams((1, 100, 1_000), 100)
         print(f"a decision takes {decision_us(bench.targets['caudex'][0]):.1f} us in the mean", file=sys.stderr)
     if args.json:
         args.json.write_text(json.dumps(bench.rows, indent=2) + "\n")
