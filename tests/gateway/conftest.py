@@ -40,13 +40,19 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 
 class SmallWorker:
+    """Is launched, and up some time later: who needs it waits for it, as a gateway does before a test begins."""
+
     def __init__(self) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.start()
+        self.launch()
+
+    def launch(self) -> None:
+        self.process = subprocess.Popen([sys.executable, str(WORKER), str(self.port)])
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(WORKER), str(self.port)])
+        """Again, after `kill`."""
+        self.launch()
         eventually(lambda: httpx.get(f"{self.url}/health").status_code == 200, "the worker to start")
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,17 +32,27 @@ def events_of(text: str) -> list[dict[str, object] | str]:
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
+@pytest.fixture(scope="module")
+def lasting_workers() -> Iterator[list[SmallWorker]]:
+    """For tests after which they are as before."""
+    workers = [SmallWorker(), SmallWorker()]
+    yield workers
+    for worker in workers:
+        worker.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", [{"drop": "before"}, {"status": 503}, {"status": 500}])
 def test_a_failure_before_the_first_byte_costs_a_try_elsewhere(
-    how: dict[str, object], stream: bool, two_workers: list[SmallWorker], start_gateway: Start
+    how: dict[str, object], stream: bool, lasting_workers: list[SmallWorker], start_gateway: Start
 ) -> None:
     """Both fail in the same way, so each is tried once and neither twice, and the client is told."""
-    gateway = start_gateway(two_workers)
+    gateway = start_gateway(lasting_workers)
+    before = [worker.stats()["requests"] for worker in lasting_workers]
     response = gateway.chat("x", stream=stream, metadata=how)
     assert response.status_code == (how.get("status") or 502)
     assert "error" in response.json()
-    assert [worker.stats()["requests"] for worker in two_workers] == [1, 1]
+    assert [worker.stats()["requests"] for worker in lasting_workers] == [count + 1 for count in before]
 
 
 def test_a_dead_worker_is_not_noticed_by_clients(two_workers: list[SmallWorker], start_gateway: Start) -> None:

@@ -176,6 +176,17 @@ def test_what_follows_a_body_is_a_request_of_its_own(gateway: RunningGateway) ->
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404"]
 
 
+def test_a_client_that_closes_its_half_has_left(gateway: RunningGateway) -> None:
+    """Half closed and gone look the same, and the work of clients that are gone must end."""
+    body = json.dumps(chat_body("x", metadata={"words": 10_000, "gap": 0.02})).encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE) as connection:
+        connection.sendall(post(body, b"content-length: %d" % len(body)))
+        eventually(lambda: gateway.metric("caudex_gateway_worker_in_flight") == 1, "the request to be sent")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1_000) == b""
+    assert eventually(lambda: gateway.metric("caudex_gateway_worker_in_flight") == 0, "the work to be cancelled")
+
+
 def test_a_client_that_never_reads_holds_nothing_for_long_and_no_worker_is_blamed(gateway: RunningGateway) -> None:
     body = json.dumps(chat_body("x" * 20, stream=True, metadata={"words": 200_000})).encode()
     with socket.socket() as connection:

@@ -22,7 +22,7 @@ REPEATS = 3
 TAIL_WORDS = (0, 12, 48, 160)
 BATCHES = (1, 2, 4, 8, 16)
 BATCH_WORDS = (48, 256)
-SHARED_WORDS = 512
+SHARED_WORDS = 256
 DECODE_TOKENS = 32
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
