@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .conftest import RunningGateway, SmallWorker, chat_body, eventually, expected_text, free_port
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, expected_text, free_port
 
 Start = Callable[..., RunningGateway]
 
@@ -253,6 +254,21 @@ def test_a_request_on_its_way_to_a_gateway_that_stops_is_answered(
             assert received.startswith(b"HTTP/1.1 200")
             assert b"late-2" in received
     assert gateway.process.wait() == 0
+
+
+def test_a_gateway_that_stood_still_blames_nobody(
+    start_worker: Callable[[], SmallWorker], start_gateway: Start
+) -> None:
+    """A request that came while it was paused for longer than a client may take to send one is answered."""
+    gateway = start_gateway([start_worker()], "--header-timeout", "2")
+    request = client_bytes(gateway.port, chat_body("patient"))
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE) as connection:
+        assert gateway.chat("sees that the other was accepted").status_code == 200
+        gateway.process.send_signal(signal.SIGSTOP)
+        connection.sendall(request)
+        time.sleep(3.5)
+        gateway.process.send_signal(signal.SIGCONT)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
 def test_ctrl_c_leaves_nothing_on_the_screen() -> None:

@@ -308,7 +308,7 @@ def _print_deaths(figures: list[dict[str, Any]], window: float) -> None:
                 (before["hit_rate"], after["hit_rate"], "{:.1%}"),
                 *((before["ttft"][name], after["ttft"][name], "{:.2f}") for name in ("mean", "p90", "p99")),
                 (before["slo_share"], after["slo_share"], "{:.1%}"),
-                (before["recomputed_tokens"], after["recomputed_tokens"], "{:,}"),
+                (before["recomputed_tokens"], after["recomputed_tokens"], "{:,.0f}"),
             ]
             cells = [f"{_number(was, form)} -> {_number(became, form)}" for was, became, form in pairs]
             dead = f"{death['replica']} at {death['time']:g} s"
