@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from caudex.bench.local import free_port, wait_until_healthy
 from caudex.server.run import Address, listen, listening_socket
 
 SERVE = [sys.executable, "-m", "caudex.cli", "serve", "--port", "0", "--num-blocks", "128", "--num-threads", "1"]
@@ -103,6 +105,21 @@ def test_of_two_servers_that_load_side_by_side_one_gets_the_port() -> None:
             listen(first, address)
             with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {address.port}: .*another --port"):
                 listen(second, address)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device on this system")
+def test_a_log_that_cannot_be_written_stops_nobody(model_directory: Path) -> None:
+    port = free_port()
+    options = ("--port", str(port), "--model", str(model_directory), "--access-log", "--log-interval", "0.1")
+    with Path("/dev/full").open("w") as full, subprocess.Popen([*SERVE, *options], stdout=full, stderr=full) as running:
+        try:
+            wait_until_healthy(f"http://127.0.0.1:{port}", running, io.BytesIO(), 120)
+            for _ in range(3):
+                answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a"}, timeout=60)
+                assert answer.status_code == 200
+            assert running.poll() is None
+        finally:
+            running.kill()
 
 
 def test_a_missing_model_is_said_in_a_sentence(tmp_path: Path) -> None:

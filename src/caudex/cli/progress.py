@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -29,7 +30,8 @@ class RateColumn(ProgressColumn):
 class LoadingBar:
     """A bar for each stage of loading, drawn from calls of `update(stage, done, total)`; gone when the last is full.
 
-    Where stderr is no terminal each stage is one plain line.
+    Where stderr is no terminal each stage is one plain line. Where it cannot be written to, a full disk say, there is
+    none: that is no reason not to serve.
     """
 
     def __init__(self) -> None:
@@ -48,6 +50,10 @@ class LoadingBar:
         self.close()
 
     def update(self, stage: str, done: int, total: int) -> None:
+        with suppress(OSError):
+            self._show(stage, done, total)
+
+    def _show(self, stage: str, done: int, total: int) -> None:
         if not self._console.is_terminal:
             self._print_once(stage)
             return
@@ -57,7 +63,8 @@ class LoadingBar:
         self._progress.update(self._tasks[stage], completed=done, total=total)
 
     def close(self) -> None:
-        self._progress.stop()
+        with suppress(OSError):
+            self._progress.stop()
 
     def _print_once(self, stage: str) -> None:
         if stage not in self._tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -108,7 +109,8 @@ def command(model: str | None, model_option: str | None, **options: Any) -> None
 
             def ready(url: str, model_name: str) -> None:
                 bar.close()
-                announce(url, model_name, needs_key=bool(settings.api_keys), log_format=options["log_format"])
+                with suppress(OSError):  # Of a full disk, say.
+                    announce(url, model_name, needs_key=bool(settings.api_keys), log_format=options["log_format"])
 
             serve(config, settings, address, progress=bar.update, on_ready=ready)
     except (ValueError, OSError, ImportError) as exc:
