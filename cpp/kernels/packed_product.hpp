@@ -29,6 +29,7 @@ class PackedProduct {
   // threads; sums: [rows][32].
   template <class Store>
   void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
+    if (input.rows == 0) return;
     const Operand left = left_operand(input, matrix);
     const int row_blocks = (input.rows + kBlockRows - 1) / kBlockRows;
     const int panel_groups = num_panel_groups(matrix.num_panels(), row_blocks);

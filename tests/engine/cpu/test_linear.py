@@ -40,6 +40,15 @@ def test_equals_a_float64_product(isa: str, dtype: torch.dtype, inputs: int, out
     torch.testing.assert_close(packed(linear, isa)(x).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_no_rows_give_no_rows(num_threads: int, dtype: torch.dtype, isa: str) -> None:
+    """The head of a model gets none in a step that only computes the beginning of a prompt."""
+    layer = packed(random_linear(64, 96, dtype), isa, ThreadPool(num_threads))
+    assert layer(torch.empty(1, 0, 64, dtype=dtype)).shape == (1, 0, 96)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     inputs=st.integers(1, 80),
