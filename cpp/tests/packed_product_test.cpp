@@ -146,6 +146,7 @@ void products_are_right_and_the_same_in_any_batch() {
 // On any machine: what was packed and coded can be read back to the bit.
 void coding_loses_nothing() {
   std::mt19937 random(2);
+  ThreadPool threads(2);
   for (const int depth : {1, 2, 7, 64, 129}) {
     const Factors factors(DType::kBFloat16, 150, depth, random);
     Arena arena, coded_arena;
