@@ -75,6 +75,18 @@ def test_output_is_served_once_it_is_cached() -> None:
     assert measured.with_output_tokens.tolist() == [0, 8]
 
 
+def test_output_in_text_is_found_without_a_vocabulary(tmp_path: Path) -> None:
+    """Four bytes a token: the prompt's last token is another once the answer follows it."""
+    answer = "It is about eleven kilometres deep at the deepest place that anybody has found so far. " * 4
+    turns = [{"role": "user", "content": "How deep is the sea, would you say?"}]
+    longer = [*turns, {"role": "assistant", "content": answer}, {"role": "user", "content": "Thank you for that."}]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"messages": m, "session_id": "s"}) + "\n" for m in (turns, longer)))
+    found = analyze(log, breakers=False, policies=["lru"])
+    served = (found.repetition.with_output_hit_rate - found.repetition.hit_rate) * found.prompt_tokens
+    assert served >= len(answer) // 4 - 2 * found.block_size
+
+
 def test_namespaces_never_share() -> None:
     prompt = list(range(8))
     rows = [{"salt": "a", "token_ids": prompt}, {"salt": "b", "token_ids": prompt}, {"salt": "a", "token_ids": prompt}]

@@ -42,6 +42,7 @@ from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log
 from caudex.trace.table import TraceInfo
+from caudex.trace.tokenizer import BytesTokenizer
 
 DEFAULT_BLOCK_SIZE = 16
 TIME_WINDOWS = 60
@@ -248,7 +249,9 @@ def _sizes(info: TraceInfo, block_size: int | None) -> tuple[int, int]:
 
 
 def _measure(opened: Log, size: int) -> Measured:
-    meter = Meter(opened.info, size, opened.encoder.turn_ends() if opened.encoder is not None else [])
+    encoder = opened.encoder
+    ragged = int(opened.has_text and encoder is not None and encoder.tokenizer.name == BytesTokenizer.name)
+    meter = Meter(opened.info, size, [] if encoder is None else encoder.turn_ends(), ragged_tokens=ragged)
     for batch in opened.batches:
         meter.add(batch)
     measured = meter.measured()

@@ -58,8 +58,12 @@ class Meter:
     """Takes batches, gives `Measured`. Memory is bounded by what is distinct in the log: what TraceBuilder keeps of it,
     and about 150 bytes a request."""
 
-    def __init__(self, info: TraceInfo, block_size: int, turn_ends: list[npt.NDArray[np.int32]]) -> None:
+    def __init__(
+        self, info: TraceInfo, block_size: int, turn_ends: list[npt.NDArray[np.int32]], *, ragged_tokens: int = 0
+    ) -> None:
+        """`ragged_tokens`: how many at a prompt's end are others when text follows them, for want of a vocabulary."""
         self._info = info
+        self._ragged_tokens = ragged_tokens
         self.block_size = block_size
         self._turn_ends = turn_ends
         self._builder = TraceBuilder(info.kind, (info.block_size or 1) if info.kind == "blocks" else 1)
@@ -101,7 +105,7 @@ class Meter:
             before = self._last_of_session.get(session)
             if before is not None:
                 last_length, last_output = before
-                reached = known >= last_length // self._builder.unit * self._builder.unit
+                reached = known >= last_length // self._builder.unit * self._builder.unit - self._ragged_tokens
                 if reached and length > last_length:
                     end = max(end, last_length + self._output_tokens(prompt, last_length, last_output))
             self._last_of_session[self._interned[session]] = (length, output_length)
