@@ -371,7 +371,7 @@ def account(clients: Clients, gateway: str, access_log: Path) -> dict[str, Any]:
     theirs = Counter(
         name.removeprefix("refused with ") if "refused" in name else "200"
         for name in clients.all.elements()
-        if name != NO_GATEWAY
+        if name != NO_GATEWAY and "without an answer" not in name
     )
     metrics = page(f"{gateway}/metrics")
     return {
