@@ -34,7 +34,7 @@ def talker(tmp_path: Path) -> Iterator[LocalServer]:
     """A server that prints half a megabyte at every request, with a child that is always busy."""
     script, port = tmp_path / "talker.py", free_port()
     script.write_text(textwrap.dedent(TALKER))
-    with running([sys.executable, str(script), str(port)], port, timeout=60) as server:
+    with running([sys.executable, str(script), str(port)], port) as server:
         yield server
 
 
@@ -63,7 +63,7 @@ def test_a_paused_server_and_its_children_get_no_processor(talker: LocalServer) 
 def test_a_paused_server_and_its_children_end_with_the_context(tmp_path: Path) -> None:
     script, port = tmp_path / "talker.py", free_port()
     script.write_text(textwrap.dedent(TALKER))
-    with running([sys.executable, str(script), str(port)], port, timeout=60) as server:
+    with running([sys.executable, str(script), str(port)], port) as server:
         family = process_tree(server.process.pid)
         server.pause()
     assert len(family) > 1
@@ -81,9 +81,3 @@ def test_a_server_that_stands_still_is_noticed(talker: LocalServer, monkeypatch:
     monkeypatch.setattr(serving, "SILENT_SECONDS", 1.5)
     talker.pause()
     asyncio.run(asyncio.wait_for(serving.wait_until_silent(talker), 60))
-
-
-def test_a_server_that_computes_is_waited_for(talker: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENT_SECONDS", 1.5)
-    with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(serving.wait_until_silent(talker), 4))
