@@ -18,7 +18,7 @@ IN_OTHER_FORMS = [
     ("oldest_dropped_by_budget", "prompts"),
     ("think_stripped", "prompts"),
     *((name, "prompts") for name in ("recap_in_front", "summary_in_the_middle", "old_results_cut")),
-    *((name, "token ids") for name in ("tools_shuffled", "shots_in_system", "rules_shuffled", "retrieved_shuffled")),
+    *((name, "token ids") for name in ("tools_shuffled", "shots_in_system", "rules_shuffled")),
     *((name, "token ids") for name in ("recap_in_front", "old_results_cut", "id_in_second_system")),
 ]
 """What ids say too little of (a thought, a set of tools) is named in text only."""
