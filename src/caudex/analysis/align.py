@@ -9,6 +9,8 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 FIRST_TOKEN_CHARACTER = "\U000f0000"
 """From here on characters stand for token ids, of which nothing is known (see `caudex.analysis.token_text`)."""
 
@@ -77,8 +79,15 @@ def _lines(text: str) -> list[str]:
     lines = text.splitlines(keepends=True)
     if len(lines) > 1 or len(text) <= _MAX_WORDS:
         return lines
-    cuts = [index for index, character in enumerate(text) if ord(character) % 16 == 0]
+    cuts = places_divisible(text, 16)
     return [text[start:end] for start, end in pairwise([0, *(cut for cut in cuts if cut), len(text)])]
+
+
+def places_divisible(text: str, divisor: int) -> list[int]:
+    """Where the characters are whose code the divisor divides: places that texts with the same stretch agree on."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    places: list[int] = np.flatnonzero(codes % divisor == 0).tolist()
+    return places
 
 
 def _by_words(a: str, b: str, offset_a: int, offset_b: int) -> list[Span]:

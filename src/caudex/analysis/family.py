@@ -14,6 +14,9 @@ FEW_LINES = 8
 ANCHOR_CHARS = 200
 MAX_FAMILIES = 8
 MAX_REFERENCES = 16
+MAX_FRUITLESS = 3
+"""Of texts that begin alike, so many are tried as references where none of them shows a slot."""
+
 _WORD_BEFORE = re.compile(r"[\w:.\-/+@]*$")
 _WORD_AFTER = re.compile(r"[\w:.\-/+@]*")
 
@@ -78,6 +81,7 @@ def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Fam
     """
     left = Counter(texts)
     families: list[Family] = []
+    fruitless: Counter[str] = Counter()
     for _ in range(MAX_REFERENCES):
         if len(left) < 2 or len(families) == MAX_FAMILIES:
             break
@@ -88,9 +92,16 @@ def recover_families(texts: Counter[str], *, open_end: bool = False) -> list[Fam
         fitting = {text: left[text] for text in left if template is not None and template.values(text) is not None}
         if template is not None and len(fitting) > 1:
             families.append(Family(template, dict(Counter(fitting).most_common())))
-        for text in [*fitting, reference]:
+        elif open_end:
+            fruitless[_opening(reference)] += 1
+        tried_enough = {opening for opening, count in fruitless.items() if count >= MAX_FRUITLESS}
+        for text in [*fitting, reference, *(text for text in left if tried_enough and _opening(text) in tried_enough)]:
             left.pop(text, None)
     return families
+
+
+def _opening(text: str) -> str:
+    return text[:ANCHOR_CHARS]
 
 
 def _differences_to_members(reference: str, texts: Counter[str]) -> list[Span]:

@@ -29,12 +29,15 @@ _HISTORY = frozenset(
 
 def kinds_in(plant: Plant, form: str) -> frozenset[str]:
     """The kinds that name a plant rightly where the log has this form. A plain prompt does not say which of its text is
-    an example and which a retrieved passage; ids do not say what they stand for, only how they change."""
+    an example, which a retrieved passage, and which the model's; ids do not say what they stand for, only how they
+    change."""
     kinds = plant.kinds
     if form == "messages":
         return kinds
     if kinds & {"few_shot_reordered", "passages_reordered"}:
         kinds |= {"few_shot_reordered", "passages_reordered"}
+    if "output_rewritten" in kinds:
+        kinds |= {"whitespace_drift"}
     if form == "prompts":
         return kinds
     if kinds & _ORDERS:

@@ -323,6 +323,8 @@ def text_change_kind(before: str, after: str) -> str:
         return "history_inserted"
     if normal_form(before) == normal_form(after):
         return "whitespace_drift"
+    if _same_characters(before, after):
+        return "output_rewritten"
     if _SUMMARY_NOUN.search(after) or (_SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before)):
         return "history_summarized"
     if CLEARED_WORDS.search(after) and len(after) < len(before):
@@ -342,6 +344,11 @@ def _is_short_change(before: str, after: str) -> bool:
 def strip_reasoning(text: str, blanks: int | None = None) -> str:
     """A text without its reasoning and (at most `blanks` of) the blanks behind it."""
     return _REASONING.sub(lambda found: "" if blanks is None else found[3][blanks:], text)
+
+
+def _same_characters(before: str, after: str) -> bool:
+    """Whether the same stands in another order and with other blanks, as in JSON that is parsed and written anew."""
+    return not is_unread(before) and sorted("".join(before.split())) == sorted("".join(after.split()))
 
 
 def _gap_kind(old: list[Message], new: list[Message]) -> str:

@@ -15,9 +15,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import NamedTuple
 
-from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, is_unread, weight
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, is_unread, places_divisible, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.history import (
     CLEARED_WORDS,
@@ -71,8 +72,8 @@ def pieces_of(text: str) -> list[str]:
 
 
 def _cut_tokens(run: str) -> list[str]:
-    cuts = [at + 1 for at, character in enumerate(run) if ord(character) % _TOKENS_A_PIECE == 0]
-    return [run[a:b] for a, b in zip([0, *cuts], [*cuts, len(run)], strict=True) if a < b]
+    cuts = [at + 1 for at in places_divisible(run, _TOKENS_A_PIECE)]
+    return [run[a:b] for a, b in pairwise([0, *cuts, len(run)]) if a < b]
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class _Openings:
         for pieces, session in zip(prompts, sessions, strict=True):
             if pieces:
                 firsts.setdefault(session, pieces)
-                for mark in filter(_may_be_mark, pieces):
+                for mark in filter(_may_be_mark, () if is_unread(pieces[0]) else pieces):
                     sessions_with[mark].add(session)
         self._firsts = list(firsts.values())[:_OPENINGS]
         self._marks = {mark for mark, known in sessions_with.items() if len(known) >= _MANY}
@@ -151,7 +152,7 @@ class _Openings:
 
 
 def _may_be_mark(piece: str) -> bool:
-    return len(piece) <= _MAX_MARK and piece[0] < FIRST_TOKEN_CHARACTER
+    return len(piece) <= _MAX_MARK
 
 
 def find_linear_history_breakers(requests: list[Request], read: Callable[[str], str]) -> Iterator[Candidate]:

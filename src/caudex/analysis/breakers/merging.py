@@ -16,7 +16,7 @@ _CONTEXT_CHARS = 12
 def merged(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates of one kind in the same part of requests (tools, system messages, user messages) become one, told at
     the place with most requests; `details` names the others. Values of no known kind are one defect only where the same
-    text stands before them."""
+    text stands before them; versions, only of tools, which one release changes together."""
     groups: dict[tuple[object, ...], list[Candidate]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
         groups[_defect(candidate) or (number,)].append(candidate)
@@ -29,6 +29,8 @@ def _defect(candidate: Candidate) -> tuple[object, ...] | None:
     part = "tool" if place.tool is not None else place.role
     if candidate.kind in _NAMED_VALUES or candidate.kind == "whitespace_drift":
         return candidate.kind, part, "changes" in candidate.details
+    if candidate.kind == "system_prompt_versions" and part == "tool":
+        return candidate.kind, part
     if candidate.kind == "varying_value" and candidate.examples[0].before.strip():
         return candidate.kind, part, candidate.examples[0].before[-_CONTEXT_CHARS:]
     return None

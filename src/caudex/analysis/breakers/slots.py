@@ -94,6 +94,8 @@ class Site:
         return text_of(messages[self.index])
 
     def with_text(self, request: Request, text: str) -> Request:
+        """The request with this text in place. A tool is written with its keys sorted, as `text` gives it: a mend
+        writes all requests' tools, also those that it does not change."""
         if self.tool is not None:
             tools = [_parsed(text, tool) if tool_name(tool) == self.tool else tool for tool in request.tools or ()]
             return replace(request, tools=tools)
@@ -181,8 +183,8 @@ def _whitespace_drift(site: Site, texts: dict[int, str], requests: list[Request]
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     for text in texts.values():
         groups[normal_form(text)][text] += 1
-    canonical = {text: group.most_common(1)[0][0] for group in groups.values() if len(group) > 1 for text in group}
-    if not canonical or not site.is_operators:
+    canonical = {text: group.most_common(1)[0][0] for group in groups.values() for text in group}
+    if len(set(canonical.values())) == len(canonical) or not site.is_operators:
         return None
     form, variants = max(groups.items(), key=lambda item: len(item[1]))
     shown = [text for text, _ in variants.most_common(2)]
@@ -210,7 +212,7 @@ def _rewrite_texts(site: Site, canonical: dict[str, str]) -> Rewrite:
         for request in requests:
             text = site.text(request)
             target = None if text is None else canonical.get(text)
-            mended.append(request if target is None or target == text else site.with_text(request, target))
+            mended.append(request if target is None else site.with_text(request, target))
         return mended
 
     return rewrite
@@ -236,9 +238,24 @@ def _family_candidates(
         return
     versions = _versions(site, unknown, rows, requests)
     if versions is not None:
-        yield _versions_candidate(site, family, unknown, rows, requests, versions)
+        candidate = _versions_candidate(site, family, unknown, rows, requests, versions)
+        yield _as_drift(candidate) if _differ_in_form_only(versions, read) else candidate
     else:
         yield _slot_candidate(site, family, unknown, ValueKind("varying_value", False), rows, requests)
+
+
+def _differ_in_form_only(versions: Iterable[Version], read: Callable[[str], str]) -> bool:
+    return len({normal_form(" ".join(map(read, version))) for version in versions}) == 1
+
+
+def _as_drift(versions: Candidate) -> Candidate:
+    """Versions of a text that say the same: whitespace or formatting drifts, and one form for all mends it."""
+    return replace(
+        versions,
+        kind="whitespace_drift",
+        title=TITLES["whitespace_drift"],
+        mend="Render the prompt one way: the same line ends, blanks, quotes and list markers in every request",
+    )
 
 
 Version: TypeAlias = tuple[str, ...]
@@ -476,7 +493,7 @@ def _one_version(site: Site, family: Family, main: dict[int, str]) -> Rewrite:
         if values is None:
             return request
         mended = family.template.fill([main.get(slot, value) for slot, value in enumerate(values)])
-        return request if mended == text else site.with_text(request, mended)
+        return site.with_text(request, mended)
 
     return lambda requests: [mend(request) for request in requests]
 
