@@ -107,7 +107,7 @@ def _opening(text: str) -> str:
 def _differences_to_members(reference: str, texts: Counter[str]) -> list[Span]:
     """Where up to MAX_SAMPLES texts that are like the reference, taken from all over, differ from it."""
     others = [text for text in texts if text != reference]
-    step = max(1, len(others) // MAX_SAMPLES)
+    step = max(1, -(-len(others) // MAX_SAMPLES))
     members = 0
     found: list[Span] = []
     lines = lines_of(reference)
