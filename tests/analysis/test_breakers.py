@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.analysis.plants import PLANTS
+from tests.analysis.plants.logs import as_token_ids
 
 from caudex.analysis.analyze import analyze
 from caudex.analysis.breakers import Finding, find_breakers
@@ -17,8 +21,10 @@ from caudex.analysis.corpus import Corpus
 from caudex.analysis.replay import replay
 from caudex.trace.bodies import parse_object
 from caudex.trace.encode import PromptEncoder
+from caudex.trace.log import open_log
 from caudex.trace.render import RequestRenderer
 from caudex.trace.request import Request
+from caudex.trace.table import write_parquet
 from caudex.trace.tokenizer import BytesTokenizer
 
 
@@ -251,6 +257,21 @@ def test_token_ids_alone_show_where_requests_diverge(tau_bodies: list[Any], tmp_
     assert found.breakers[0].where.token == 3
     assert {example.value for example in found.breakers[0].examples} <= {str(1000 + n) for n in range(100)}
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
+
+
+@pytest.mark.parametrize("column", [pa.large_list(pa.int32()), pa.list_(pa.int64())])
+def test_a_trace_of_token_ids_is_searched_as_its_log_is(column: Any, tau_bodies: list[Any], tmp_path: Path) -> None:
+    planted = as_token_ids(PLANTS["traceparent"].mutate(tau_bodies))
+    log = _write(tmp_path / "log.jsonl", planted)
+    converted = tmp_path / "trace.parquet"
+    opened = open_log(log)
+    write_parquet(converted, opened.batches, opened.schema)
+    trace = pq.read_table(converted)
+    pq.write_table(trace.set_column(10, "token_ids", trace["token_ids"].cast(column)), converted)
+    expected, found = (analyze(path, policies=["lru"]).to_dict() for path in (log, converted))
+    assert expected["breakers"][0]["where"]["token"] == found["breakers"][0]["where"]["token"] is not None
+    for report in ("breakers", "breakers_searched", "mended", "prefixes"):
+        assert found[report] == expected[report]
 
 
 @pytest.mark.parametrize("fixed_tokens", [100, 800])

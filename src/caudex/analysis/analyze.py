@@ -33,12 +33,12 @@ from caudex.analysis.replicas import RoutingRow, routing_rows
 from caudex.analysis.results import Analysis, ReadSummary, RecoveredTemplate, SharedPrefix
 from caudex.analysis.tables import Table
 from caudex.analysis.templates import recover_templates
+from caudex.analysis.token_text import SHOWN_IDS
 from caudex.analysis.tree import PrefixNode, prefix_tree
 from caudex.cache.hit_curve import HitCurve, hit_curve
 from caudex.sizing.gpus import Gpu, find_gpu
 from caudex.sizing.kv_pool import pool_blocks_on
 from caudex.sizing.kv_size import KvSize, kv_size
-from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError
 from caudex.trace.log import Log, open_log
 from caudex.trace.table import TraceInfo
@@ -157,7 +157,7 @@ def _analyzed(opened: Log, corpus: Corpus, sizes: tuple[int, int], options: _Opt
         breakers_searched=searched.where,
         mended=searched.mended,
         templates=tuple(templates),
-        prefixes=_shared_prefixes(measured, corpus, opened.encoder),
+        prefixes=_shared_prefixes(measured, corpus, opened),
         reuse_over_time=_over_time(measured),
         kv=kv,
         gpu=None if gpu is None else gpu.name,
@@ -300,14 +300,16 @@ def _over_time(measured: Measured) -> tuple[tuple[float, float, float], ...]:
     )
 
 
-def _shared_prefixes(measured: Measured, corpus: Corpus, encoder: PromptEncoder | None) -> tuple[SharedPrefix, ...]:
-    size = measured.trace.block_size
+def _shared_prefixes(measured: Measured, corpus: Corpus, opened: Log) -> tuple[SharedPrefix, ...]:
+    size, encoder, reader = measured.trace.block_size, opened.encoder, opened.reader
 
     def text_of(node: PrefixNode) -> str:
         if encoder is None or node.sample >= len(corpus.requests):
             return f"blocks {node.start} to {node.end - 1} of request {node.sample + 1}"
         tokens = encoder.encode([corpus.requests[node.sample]])[0][node.start * size : node.end * size]
-        return encoder.tokenizer.decode(tokens[:SHOWN_PREFIX_CHARS])[:SHOWN_PREFIX_CHARS]
+        if reader is None:
+            return " ".join(map(str, tokens[:SHOWN_IDS].tolist()))
+        return reader.decode(tokens[:SHOWN_PREFIX_CHARS])[:SHOWN_PREFIX_CHARS]
 
     def shared(node: PrefixNode) -> SharedPrefix:
         return SharedPrefix(

@@ -19,7 +19,6 @@ from caudex.trace.encode import PromptEncoder
 from caudex.trace.log import Log
 from caudex.trace.render import RequestRenderer
 from caudex.trace.request import Request
-from caudex.trace.tokenizer import BytesTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _searchable(opened: Log, corpus: Corpus) -> _Searchable | None:
         return None
     if opened.has_text:
         return _Searchable(corpus.requests, opened.encoder, lambda candidate: candidate)
-    tokens = TokenText(None if opened.encoder.tokenizer.name == BytesTokenizer.name else opened.encoder.tokenizer)
+    tokens = TokenText(opened.reader)
     requests = tokens.requests(corpus.requests)
     if requests is None:
         return None

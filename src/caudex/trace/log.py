@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.lines import Progress
@@ -21,7 +24,7 @@ from caudex.trace.table import (
     schema_of,
     token_batches,
 )
-from caudex.trace.tokenizer import load_tokenizer
+from caudex.trace.tokenizer import BytesTokenizer, Tokenizer, load_tokenizer
 
 
 @dataclass(slots=True)
@@ -44,6 +47,15 @@ class Log:
             return self.info.template
         return self.encoder.renderer.description
 
+    @property
+    def reader(self) -> Tokenizer | None:
+        """The tokenizer that the log's tokens are of, which shows them as text; None where it is not known."""
+        if self.encoder is None:
+            return None
+        tokenizer = self.encoder.tokenizer
+        known = self.has_text or tokenizer.name != BytesTokenizer.name or self.info.tokenizer == tokenizer.description
+        return tokenizer if known else None
+
 
 def open_log(
     path: str | Path,
@@ -59,7 +71,8 @@ def open_log(
     """Opens a request log, hash trace or Parquet trace (see `LogReader` for the formats).
 
     Args:
-        tokenizer: a folder, tokenizer.json, hub id, tiktoken name, or `bytes` (the default).
+        tokenizer: a folder, tokenizer.json, hub id, tiktoken name, or `bytes` (the default). Of a log of token ids, the
+            one that they are of, to show them as text.
         chat_template: a Jinja file to use instead of the tokenizer's own template.
         block_size: tokens a hash id stands for, where the trace does not say.
         on_request: called with each request that has text or tokens, before it is tokenised.
@@ -68,7 +81,7 @@ def open_log(
         TraceError: it cannot be read, or says nothing about prefixes; the message says why.
     """
     if is_parquet(str(path)):
-        return _open_parquet(str(path), limit)
+        return _open_parquet(str(path), tokenizer, limit, on_request)
     reader = LogReader(path, field=field, block_size=block_size, limit=limit, progress=progress)
     first, requests = first_and_rest(reader)
     if first.hash_ids is not None:
@@ -97,10 +110,34 @@ def _seen_by(on_request: Callable[[Request], None], requests: Iterable[Request])
         yield request
 
 
-def _open_parquet(path: str, limit: int | None) -> Log:
+def _open_parquet(
+    path: str, tokenizer: str | None, limit: int | None, on_request: Callable[[Request], None] | None
+) -> Log:
     info, schema, batches = read_parquet(path)
     report = ReadReport(path, format="caudex trace")
-    return Log(info, schema, _counted(batches, report, limit), report)
+    batches = _counted(batches, report, limit)
+    if info.kind == "blocks":
+        return Log(info, schema, batches, report)
+    if on_request is not None:
+        batches = _rows_seen_by(on_request, batches)
+    encoder = PromptEncoder(load_tokenizer(tokenizer or "bytes", None)[0], RequestRenderer())
+    return Log(info, schema, batches, report, encoder)
+
+
+def _rows_seen_by(on_request: Callable[[Request], None], batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a trace of token ids, each of whose rows is first shown as a request."""
+    line = 0
+    for batch in batches:
+        ids = batch.column("token_ids")
+        values, ends = ids.values.to_numpy(), ids.offsets.to_numpy()
+        rows = batch.select(_AROUND).to_pylist()
+        for row, start, end in zip(rows, ends, ends[1:], strict=False):
+            line += 1
+            on_request(Request(line, **row, token_ids=array("i", values[start:end].astype(np.intc).tobytes())))
+        yield batch
+
+
+_AROUND = [field.name for field in schema_of(TraceInfo("tokens")) if field.name != "token_ids"]
 
 
 def _counted(batches: Iterator[Any], report: ReadReport, limit: int | None) -> Iterator[Any]:
