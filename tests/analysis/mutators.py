@@ -141,6 +141,30 @@ def history_summarized(log: list[Body]) -> list[Body]:
     return mutated
 
 
+def summary_in_system_message(log: list[Body]) -> list[Body]:
+    """Turns that are dropped are told at the end of the system message, anew at every turn."""
+    mutated = []
+    for body in log:
+        system, *turns = body["messages"]
+        if len(turns) > 8:
+            said = " ".join((turn.get("content") or "")[:30] for turn in turns[:-6])
+            summary = f"{system['content']}\n\nSummary of the conversation so far: {said}"
+            system, turns = {**system, "content": summary}, turns[-6:]
+        mutated.append({**body, "messages": [system, *turns]})
+    return mutated
+
+
+def nonce_in_the_last_but_one(log: list[Body]) -> list[Body]:
+    """It stands behind the last but one message, and is gone from there in the next request."""
+    mutated = []
+    for index, body in enumerate(log):
+        *turns, turn, last = body["messages"]
+        nonce = f" [nonce {random.Random(index).getrandbits(64):016x}]"
+        turn = turn if not turns else {**turn, "content": (turn.get("content") or "") + nonce}
+        mutated.append({**body, "messages": [*turns, turn, last]})
+    return mutated
+
+
 def tool_results_cleared(log: list[Body]) -> list[Body]:
     def cleared(turn: Body, last: bool) -> Body:
         if turn["role"] != "tool" or last:
@@ -259,6 +283,10 @@ def salted_by_session(log: list[Body]) -> list[Body]:
     return [{**body, "cache_salt": f"salt-{body['session_id']}"} for body in log]
 
 
+def salts_of_ten(log: list[Body]) -> list[Body]:
+    return [{**body, "cache_salt": f"tenant-{random.Random(body['session_id']).randrange(10)}"} for body in log]
+
+
 def lora_mix(log: list[Body]) -> list[Body]:
     return [{**body, "lora_name": f"adapter-{index % 4}"} for index, body in enumerate(log)]
 
@@ -292,6 +320,14 @@ MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
         _in_system(lambda i, _: f"Now: {START + timedelta(seconds=i):%A, %d %B %Y, %I:%M:%S %p}", 1.0),
         {"clock"},
     ),
+    "clock_at_the_head": (
+        _in_system(lambda i, _: f"The time is {START + timedelta(seconds=i):%Y-%m-%d %H:%M:%S}.", 0.0),
+        {"clock"},
+    ),
+    "user_name_head": (
+        _in_system(lambda _, b: f"The user is Ada {b['session_id'].upper()} Byron.", 0.0),
+        {"user_name"},
+    ),
     "epoch_at_the_head": (_in_system(lambda i, _: f"ts={1772359200 + i}", 0.0), {"clock"}),
     "clock_in_a_tool": (tools_described_with_clock, {"clock"}),
     "clock_in_history": (clock_in_history, {"clock"}),
@@ -319,6 +355,8 @@ MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
     "few_shot_turns_shuffled": (few_shot_turns_shuffled, {"few_shot_reordered"}),
     "history_truncated": (history_truncated, {"history_truncated"}),
     "history_summarized": (history_summarized, {"history_summarized"}),
+    "summary_in_system_message": (summary_in_system_message, {"history_summarized"}),
+    "nonce_in_the_last_but_one": (nonce_in_the_last_but_one, {"request_id"}),
     "tool_results_cleared": (tool_results_cleared, {"tool_results_cleared"}),
     "history_respaced": (history_respaced, {"whitespace_drift"}),
     "arguments_reserialized": (arguments_reserialized, {"output_rewritten"}),
@@ -327,6 +365,7 @@ MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
     "ab_test": (ab_test, {"system_prompt_versions"}),
     "ab_test_by_request": (ab_test_by_request, {"system_prompt_versions"}),
     "salted_by_session": (salted_by_session, {"cache_salt"}),
+    "salts_of_ten": (salts_of_ten, {"cache_salt"}),
     "lora_mix": (lora_mix, {"lora_split"}),
     "model_mix": (model_mix, {"model_mix"}),
 }

@@ -79,6 +79,7 @@ EXACTLY_UNDONE = [
     "tool_keys_shuffled", "tools_chosen_by_request", "history_truncated", "history_summarized",
     "tool_results_cleared", "history_respaced", "arguments_reserialized", "reasoning_content_stripped",
     "whitespace_drift", "ab_test_by_request", "salted_by_session", "lora_mix", "model_mix",
+    "summary_in_system_message", "nonce_in_the_last_but_one", "salts_of_ten", "clock_at_the_head", "user_name_head",
 ]  # fmt: skip
 """Mutants whose mend gives back the clean log, but for the planted value itself."""
 
@@ -110,11 +111,39 @@ def test_a_date_that_changes_once_is_not_worth_telling(tau_bodies: list[Any]) ->
         assert finding.tokens_lost < 0.05 * sum(len(json.dumps(body)) / 4 for body in mutated)
 
 
-def test_one_breaker_behind_another_is_found_too(tau_bodies: list[Any]) -> None:
+SEVERAL_AT_ONCE = [
+    ["clock_at_the_head", "tools_shuffled"],
+    ["history_truncated", "user_name_head"],
+    ["clock_in_a_tool", "salts_of_ten", "nonce_in_the_last_but_one"],
+]
+"""Planted together, the costliest first."""
+
+
+@pytest.mark.parametrize("names", SEVERAL_AT_ONCE, ids="+".join)
+def test_breakers_planted_together_are_told_in_the_order_of_their_cost(
+    names: list[str], tau_bodies: list[Any], clean_rate: float
+) -> None:
+    broken = tau_bodies
+    for name in sorted(names):
+        broken = MUTATORS[name][0](broken)
+    findings = breakers_of(broken)
+    assert [{finding.candidate.kind} for finding in findings] == [MUTATORS[name][1] for name in names]
+    for cost in ("tokens_lost", "hit_rate_if_mended"):
+        values = [getattr(finding, cost) for finding in findings]
+        assert values == sorted(values, reverse=True)
+        assert values[0] > 0
+    together = [finding.hit_rate_if_all_mended for finding in findings]
+    assert together == sorted(together)
+    assert together[-1] == pytest.approx(clean_rate, abs=0.01)
+
+
+def test_a_breaker_behind_another_is_told_at_its_own_place(tau_bodies: list[Any]) -> None:
     clock, _ = MUTATORS["epoch_at_the_head"]
-    shuffle, _ = MUTATORS["tools_shuffled"]
-    kinds = {finding.candidate.kind for finding in breakers_of(clock(shuffle(tau_bodies)))}
-    assert kinds == {"clock", "tools_reordered"}
+    nonce, _ = MUTATORS["nonce_in_the_middle"]
+    alone = breakers_of(nonce(tau_bodies))[0]
+    behind = next(found for found in breakers_of(clock(nonce(tau_bodies))) if found.candidate.kind == "request_id")
+    assert alone.place.token is not None
+    assert behind.place.token == pytest.approx(alone.place.token, abs=8)
 
 
 def test_what_users_wrote_is_never_offered_for_rewriting(tau_bodies: list[Any]) -> None:

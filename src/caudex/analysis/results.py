@@ -22,7 +22,8 @@ class Breaker:
     """Something in the requests that keeps equal prefixes from matching, and what mending it would bring.
 
     `hit_rate_if_mended` is this one mended alone, `hit_rate_if_all_mended` with all costlier ones mended too; both are
-    infinite-cache rates of the replayed, mended log. `rule` is a rewrite that is safe to apply to traffic, or None.
+    infinite-cache rates of the replayed, mended log. `tokens_lost` in `requests` requests is what mending it saves:
+    alone or on top of all others, whichever is more. `rule` is a rewrite that is safe to apply to traffic, or None.
     """
 
     kind: str

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from operator import is_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,8 +26,13 @@ from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
 MAX_VALUE_CHARS = 160
+MAX_WORDS_AROUND_A_VALUE = 6
+"""What came or went as a whole is a value where it has no more words, and else something that was said."""
+
 MAX_MARK_CHARS = 80
 """What stands for dropped turns without saying what was in them; longer text is a summary."""
+
+MIN_SUMMARY_CHARS = 40
 
 _REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)(\s*)", re.DOTALL)
 _SUMMARY_WORDS = re.compile(
@@ -34,6 +40,7 @@ _SUMMARY_WORDS = re.compile(
 )
 
 _WORD_END = re.compile(r"[\w:.\-/+]*$")
+_WORD_START = re.compile(r"[\w:.\-/+]*")
 _SUMMARY_NOUN = re.compile(r"\bsummar|\brecap\b", re.IGNORECASE)
 CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
@@ -78,12 +85,14 @@ class _Thread:
     """What a conversation's latest request sent, and what an append-only client would have sent in its place.
 
     `groups[i]` are the messages that stand for `sent[i]` in the mended history, turns that were dropped before it
-    included.
+    included; `mended_opening` stands for the operator's messages in front, `opening`.
     """
 
     request: int
     sent: list[Message]
     groups: list[list[Message]]
+    opening: list[Message]
+    mended_opening: list[Message]
 
 
 @dataclass(slots=True)
@@ -153,29 +162,66 @@ def rebuild(requests: list[Request], mended_kinds: frozenset[str]) -> _Rebuilt:
         if not request.messages or request.session is None:
             rebuilt.requests.append(request)
             continue
-        turns = request.messages[head:]
+        opening, turns = request.messages[:head], request.messages[head:]
         known = threads[request.session]
         thread = _best_thread(known, turns)
-        if thread is None and known and _begins_in_the_middle(turns):
-            dropped = [turn for group in known[-1].groups for turn in group]
-            rebuilt.changes.append(_Change("history_truncated", index, known[-1].request, head, known[-1].sent, []))
-            kept = dropped if "history_truncated" in mended_kinds else []
-            thread = _Thread(index, turns, [[*kept, turns[0]], *([turn] for turn in turns[1:])])
-            known[-1] = thread
-        elif thread is None:
-            thread = _Thread(index, turns, [[turn] for turn in turns])
-            known.append(thread)
+        if thread is None and not (known and _begins_in_the_middle(turns)):
+            known.append(_Thread(index, turns, [[turn] for turn in turns], opening, opening))
             del known[:-MAX_THREADS]
+            rebuilt.requests.append(request)
+            continue
+        earlier = thread or known[-1]
+        summarized = _is_summarized_in(opening, earlier)
+        mends = _for_what_is_dropped(mended_kinds) if summarized else mended_kinds
+        if thread is None:
+            groups, changes = _all_dropped(earlier, turns, index, head, mends)
         else:
-            groups, changes = _follow(thread, turns, index, head, mended_kinds)
-            rebuilt.changes.extend(changes)
-            known.remove(thread)
-            known.append(_Thread(index, turns, groups))
-            thread = known[-1]
-        mended = [turn for group in thread.groups for turn in group]
-        same = len(mended) == len(turns) and all(a is b for a, b in zip(mended, turns, strict=True))
-        rebuilt.requests.append(request if same else replace(request, messages=[*request.messages[:head], *mended]))
+            groups, changes = _follow(earlier, turns, index, head, mends)
+        if summarized:
+            changes = [_told_in(opening, change, earlier) for change in changes]
+        rebuilt.changes.extend(changes)
+        kept = earlier.mended_opening if opening == earlier.opening else opening
+        if summarized and "history_summarized" in mended_kinds:
+            kept = earlier.mended_opening
+        known.remove(earlier)
+        known.append(_Thread(index, turns, groups, opening, kept))
+        mended = [*kept, *(turn for group in groups for turn in group)]
+        same = len(mended) == len(request.messages) and all(map(is_, mended, request.messages))
+        rebuilt.requests.append(request if same else replace(request, messages=mended))
     return rebuilt
+
+
+def _all_dropped(
+    thread: _Thread, turns: list[Message], index: int, head: int, mended: frozenset[str]
+) -> tuple[list[list[Message]], list[_Change]]:
+    """A request that kept nothing of its thread, and begins in the middle of a conversation."""
+    dropped = [turn for group in thread.groups for turn in group] if "history_truncated" in mended else []
+    change = _Change("history_truncated", index, thread.request, head, thread.sent, [])
+    return [[*dropped, turns[0]], *([turn] for turn in turns[1:])], [change]
+
+
+def _is_summarized_in(opening: list[Message], thread: _Thread) -> bool:
+    """Whether the operator's messages tell what was said, and did not at first, or told other things before."""
+    if opening == thread.opening or len(opening) != len(thread.mended_opening):
+        return False
+    first, now = (_joined(messages) for messages in (thread.mended_opening, opening))
+    start = common_start(first, now)
+    added = now[start : len(now) - min(common_end(first, now), len(first) - start, len(now) - start)]
+    return weight(added) >= MIN_SUMMARY_CHARS and _SUMMARY_WORDS.search(added) is not None
+
+
+def _for_what_is_dropped(mended: frozenset[str]) -> frozenset[str]:
+    """The kinds to mend where turns that are dropped are told in a summary elsewhere."""
+    dropped = {"history_truncated"}
+    return mended | dropped if "history_summarized" in mended else mended - dropped
+
+
+def _told_in(opening: list[Message], change: _Change, thread: _Thread) -> _Change:
+    """Turns that were dropped, as the summary that stands for them in an operator's message."""
+    if change.kind != "history_truncated":
+        return change
+    at = next(n for n, (old, new) in enumerate(zip(thread.opening, opening, strict=True)) if old != new)
+    return replace(change, kind="history_summarized", at=at, old=[thread.opening[at]], new=[opening[at]])
 
 
 def _best_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None:
@@ -417,18 +463,19 @@ def _call_value(call: dict[str, Any]) -> Any:
 
 
 def _value_kind(before: str, after: str) -> str | None:
-    """`clock`, `request_id` and so on, where two texts differ in one short value of that kind."""
+    """`clock` or `request_id`, where two texts differ in one short value of that kind, or where only one has it."""
     spans = differences(before, after)
     if not spans or sum(s.a_end - s.a_start + s.b_end - s.b_start for s in spans) > MAX_VALUE_CHARS:
         return None
-    start, end_a, end_b = spans[0].a_start, spans[-1].a_end, spans[-1].b_end
-    left = re.search(r"[\w:.\-/+]*$", before[:start])
-    grow = len(left[0]) if left else 0
-    right = re.match(r"[\w:.\-/+]*", before[end_a:])
-    more = len(right[0]) if right else 0
-    values = [before[start - grow : end_a + more], after[spans[0].b_start - grow : end_b + more]]
-    uses = [ValueUse(value, None, None, None) for value in values]
-    kind = classify(
-        uses, before[max(0, start - grow - 60) : start - grow], before[end_a + more : end_a + more + 20]
-    ).kind
+    start, end_a, start_b, end_b = spans[0].a_start, spans[-1].a_end, spans[0].b_start, spans[-1].b_end
+    values = [before[start:end_a], after[start_b:end_b]]
+    if all(map(str.strip, values)):
+        grow = len(_WORD_END.search(before[:start])[0])  # type: ignore[index]
+        more = len(_WORD_START.match(before[end_a:])[0])  # type: ignore[index]
+        start, end_a = start - grow, end_a + more
+        values = [before[start:end_a], after[start_b - grow : end_b + more]]
+    elif max(len(value.split()) for value in values) > MAX_WORDS_AROUND_A_VALUE:
+        return None
+    uses = [ValueUse(value, None, None, None) for value in values if value.strip()]
+    kind = classify(uses, before[max(0, start - 60) : start], before[end_a : end_a + 20]).kind
     return kind if kind in {"clock", "request_id"} else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from caudex.analysis.breakers.slots import find_slots
 from caudex.analysis.breakers.splits import find_splits
 from caudex.analysis.breakers.tools import find_tool_breakers
 from caudex.analysis.replay import Replay, replay
+from caudex.trace.chain import Int64Array
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.request import Request
 
@@ -42,7 +44,8 @@ class Finding:
 
     `hit_rate_if_mended` mends this one alone; `hit_rate_if_all_mended` mends it and all that cost more, which is what
     counts for a breaker hidden behind another. `requests` are those that would compute less, `tokens_lost` how much
-    less in all.
+    less in all: mended alone, or with the others mended already, whichever is more. So neither of two breakers that
+    hide each other costs nothing, nor of two that are one defect.
     """
 
     candidate: Candidate
@@ -77,17 +80,7 @@ def find_breakers(
     if not chosen:
         return [], requests
     progress("replaying the mended log")
-    base = replay(requests, encoder, block_size)
-    findings: list[Finding] = []
-    mended = requests
-    before = base
-    for candidate in chosen:
-        alone = replay(candidate.rewrite(requests), encoder, block_size)
-        mended = candidate.rewrite(mended)
-        together = alone if not findings else replay(mended, encoder, block_size)
-        findings.append(_finding(candidate, requests, base, alone, before, together, encoder))
-        before = together
-    return sorted(findings, key=lambda finding: -finding.tokens_lost), mended
+    return _findings(requests, chosen, encoder, block_size), _mended(requests, chosen)
 
 
 def _candidates(requests: list[Request], encoder: PromptEncoder, read: Callable[[str], str]) -> Iterator[Candidate]:
@@ -137,9 +130,13 @@ def _best(candidates: list[Candidate], rates: list[float]) -> int:
 def _rate_with_all(
     requests: list[Request], candidates: list[Candidate], encoder: PromptEncoder, block_size: int
 ) -> float:
+    return replay(_mended(requests, candidates), encoder, block_size).hit_rate
+
+
+def _mended(requests: list[Request], candidates: Iterable[Candidate]) -> list[Request]:
     for candidate in candidates:
         requests = candidate.rewrite(requests)
-    return replay(requests, encoder, block_size).hit_rate
+    return requests
 
 
 def _key_to_a_lock(
@@ -159,31 +156,47 @@ def _key_to_a_lock(
     return worst if losses[worst] >= candidates[worst].min_gain else -1
 
 
-def _finding(
-    candidate: Candidate,
-    requests: list[Request],
-    base: Replay,
-    alone: Replay,
-    before: Replay,
-    together: Replay,
-    encoder: PromptEncoder,
-) -> Finding:
-    saved = np.maximum(before.computed - together.computed, 0)
-    return Finding(
-        candidate=candidate,
-        place=replace(candidate.place, token=_token_offset(candidate, requests, encoder)),
-        requests=int((saved > 0).sum()),
-        tokens_lost=int(saved.sum()),
-        hit_rate_if_mended=alone.hit_rate,
-        hit_rate_if_all_mended=together.hit_rate,
-    )
+def _findings(
+    requests: list[Request], chosen: list[Candidate], encoder: PromptEncoder, block_size: int
+) -> list[Finding]:
+    """Each mend alone, on top of all others, and on top of those that cost more; the costliest first."""
+
+    @cache
+    def replayed(*numbers: int) -> Replay:
+        """The log with these mends, made in the order in which they were chosen."""
+        return replay(_mended(requests, (chosen[number] for number in numbers)), encoder, block_size)
+
+    everyone = range(len(chosen))
+    saved = {number: _saved(replayed, number, len(chosen)) for number in everyone}
+    order = sorted(everyone, key=lambda number: -int(saved[number].sum()))
+    return [
+        Finding(
+            candidate=chosen[number],
+            place=replace(chosen[number].place, token=_token_offset(number, chosen, requests, encoder)),
+            requests=int((saved[number] > 0).sum()),
+            tokens_lost=int(saved[number].sum()),
+            hit_rate_if_mended=replayed(number).hit_rate,
+            hit_rate_if_all_mended=replayed(*sorted(order[:rank])).hit_rate,
+        )
+        for rank, number in enumerate(order, 1)
+    ]
 
 
-def _token_offset(candidate: Candidate, requests: list[Request], encoder: PromptEncoder) -> int | None:
-    """The first token in which the candidate's pair of requests differ."""
-    if candidate.pair is None:
+def _saved(replayed: Callable[..., Replay], number: int, count: int) -> Int64Array:
+    """Tokens of each request that a mend saves: alone, or on top of all others, whichever is more."""
+    others = [other for other in range(count) if other != number]
+    steps = ((replayed(), replayed(number)), (replayed(*others), replayed(*range(count))))
+    return max((np.maximum(before.computed - after.computed, 0) for before, after in steps), key=np.sum)
+
+
+def _token_offset(number: int, chosen: list[Candidate], requests: list[Request], encoder: PromptEncoder) -> int | None:
+    """The first token in which the candidate's pair of requests differ, where the others are mended: not at one in
+    front of it."""
+    pair = chosen[number].pair
+    if pair is None:
         return None
-    a, b = encoder.encode([requests[index] for index in candidate.pair])
+    mended = _mended(requests, (other for other in chosen if other is not chosen[number]))
+    a, b = encoder.encode([mended[index] for index in pair])
     shared = min(len(a), len(b))
     different = np.flatnonzero(a[:shared] != b[:shared])
     return int(different[0]) if len(different) else shared
