@@ -45,7 +45,7 @@ class Finding:
     `hit_rate_if_mended` mends this one alone; `hit_rate_if_all_mended` mends it and all that cost more, which is what
     counts for a breaker hidden behind another. `requests` are those that would compute less, `tokens_lost` how much
     less in all: mended alone, or with the others mended already, whichever is more. So neither of two breakers that
-    hide each other costs nothing, nor of two that are one defect.
+    hide each other costs nothing, nor of two that are one defect. `place.token` is where prompts part in that log.
     """
 
     candidate: Candidate
@@ -161,42 +161,49 @@ def _findings(
 ) -> list[Finding]:
     """Each mend alone, on top of all others, and on top of those that cost more; the costliest first."""
 
-    @cache
-    def replayed(*numbers: int) -> Replay:
-        """The log with these mends, made in the order in which they were chosen."""
-        return replay(_mended(requests, (chosen[number] for number in numbers)), encoder, block_size)
+    def with_mends(numbers: Iterable[int]) -> list[Request]:
+        """The log with some of the mends, made in the order in which they were chosen."""
+        return _mended(requests, (chosen[number] for number in sorted(numbers)))
 
-    everyone = range(len(chosen))
-    saved = {number: _saved(replayed, number, len(chosen)) for number in everyone}
+    @cache
+    def replayed(numbers: frozenset[int]) -> Replay:
+        return replay(with_mends(numbers), encoder, block_size)
+
+    everyone = frozenset(range(len(chosen)))
+    saved: list[Int64Array] = []
+    places: list[Place] = []
+    for number, candidate in enumerate(chosen):
+        savings = {
+            others: _saved(replayed(others), replayed(others | {number}))
+            for others in (frozenset[int](), everyone - {number})
+        }
+        telling = max(savings, key=lambda others: int(savings[others].sum()))
+        saved.append(savings[telling])
+        places.append(replace(candidate.place, token=_token_offset(candidate, with_mends(telling), encoder)))
     order = sorted(everyone, key=lambda number: -int(saved[number].sum()))
     return [
         Finding(
             candidate=chosen[number],
-            place=replace(chosen[number].place, token=_token_offset(number, chosen, requests, encoder)),
+            place=places[number],
             requests=int((saved[number] > 0).sum()),
             tokens_lost=int(saved[number].sum()),
-            hit_rate_if_mended=replayed(number).hit_rate,
-            hit_rate_if_all_mended=replayed(*sorted(order[:rank])).hit_rate,
+            hit_rate_if_mended=replayed(frozenset({number})).hit_rate,
+            hit_rate_if_all_mended=replayed(frozenset(order[:rank])).hit_rate,
         )
         for rank, number in enumerate(order, 1)
     ]
 
 
-def _saved(replayed: Callable[..., Replay], number: int, count: int) -> Int64Array:
-    """Tokens of each request that a mend saves: alone, or on top of all others, whichever is more."""
-    others = [other for other in range(count) if other != number]
-    steps = ((replayed(), replayed(number)), (replayed(*others), replayed(*range(count))))
-    return max((np.maximum(before.computed - after.computed, 0) for before, after in steps), key=np.sum)
+def _saved(before: Replay, after: Replay) -> Int64Array:
+    saved: Int64Array = np.maximum(before.computed - after.computed, 0)
+    return saved
 
 
-def _token_offset(number: int, chosen: list[Candidate], requests: list[Request], encoder: PromptEncoder) -> int | None:
-    """The first token in which the candidate's pair of requests differ, where the others are mended: not at one in
-    front of it."""
-    pair = chosen[number].pair
-    if pair is None:
+def _token_offset(candidate: Candidate, requests: list[Request], encoder: PromptEncoder) -> int | None:
+    """The first token in which the candidate's pair of requests differ."""
+    if candidate.pair is None:
         return None
-    mended = _mended(requests, (other for other in chosen if other is not chosen[number]))
-    a, b = encoder.encode([mended[index] for index in pair])
+    a, b = encoder.encode([requests[index] for index in candidate.pair])
     shared = min(len(a), len(b))
     different = np.flatnonzero(a[:shared] != b[:shared])
     return int(different[0]) if len(different) else shared
