@@ -114,6 +114,7 @@ def test_a_date_that_changes_once_is_not_worth_telling(tau_bodies: list[Any]) ->
 SEVERAL_AT_ONCE = [
     ["clock_at_the_head", "tools_shuffled"],
     ["history_truncated", "user_name_head"],
+    ["clock_at_the_head", "summary_in_system_message"],
     ["clock_in_a_tool", "salts_of_ten", "nonce_in_the_last_but_one"],
 ]
 """Planted together, the costliest first."""

@@ -171,18 +171,17 @@ def rebuild(requests: list[Request], mended_kinds: frozenset[str]) -> _Rebuilt:
             rebuilt.requests.append(request)
             continue
         earlier = thread or known[-1]
-        summarized = _is_summarized_in(opening, earlier)
-        mends = _for_what_is_dropped(mended_kinds) if summarized else mended_kinds
+        cleared = _without_summary(opening, earlier)
+        mends = mended_kinds if cleared is None else _for_what_is_dropped(mended_kinds)
         if thread is None:
             groups, changes = _all_dropped(earlier, turns, index, head, mends)
         else:
             groups, changes = _follow(earlier, turns, index, head, mends)
-        if summarized:
-            changes = [_told_in(opening, change, earlier) for change in changes]
-        rebuilt.changes.extend(changes)
         kept = earlier.mended_opening if opening == earlier.opening else opening
-        if summarized and "history_summarized" in mended_kinds:
-            kept = earlier.mended_opening
+        if cleared is not None:
+            changes = [_told_in(opening, cleared, change) for change in changes]
+            kept = cleared if "history_summarized" in mended_kinds else opening
+        rebuilt.changes.extend(changes)
         known.remove(earlier)
         known.append(_Thread(index, turns, groups, opening, kept))
         mended = [*kept, *(turn for group in groups for turn in group)]
@@ -200,13 +199,30 @@ def _all_dropped(
     return [[*dropped, turns[0]], *([turn] for turn in turns[1:])], [change]
 
 
-def _is_summarized_in(opening: list[Message], thread: _Thread) -> bool:
-    """Whether the operator's messages tell what was said, and did not at first, or told other things before."""
+def _without_summary(opening: list[Message], thread: _Thread) -> list[Message] | None:
+    """The operator's messages without a summary of what was said that they did not have at first; None where they have
+    none. What else varies in them (a clock) stays."""
     if opening == thread.opening or len(opening) != len(thread.mended_opening):
-        return False
-    first, now = (_joined(messages) for messages in (thread.mended_opening, opening))
-    start = common_start(first, now)
-    added = now[start : len(now) - min(common_end(first, now), len(first) - start, len(now) - start)]
+        return None
+    cleared = [_cleared_of_summary(now, first) for now, first in zip(opening, thread.mended_opening, strict=True)]
+    return None if cleared == opening else cleared
+
+
+def _cleared_of_summary(message: Message, first: Message) -> Message:
+    now, before = text_of(message), text_of(first)
+    start = common_start(before, now)
+    if now == before or not _tells_what_was_said(now[start : len(now) - common_end(before[start:], now[start:])]):
+        return message
+    text = ""
+    end = 0
+    for span in differences(before, now):
+        added = now[span.b_start : span.b_end]
+        text += now[end : span.b_start] + (before[span.a_start : span.a_end] if _tells_what_was_said(added) else added)
+        end = span.b_end
+    return {**message, "content": text + now[end:]}
+
+
+def _tells_what_was_said(added: str) -> bool:
     return weight(added) >= MIN_SUMMARY_CHARS and _SUMMARY_WORDS.search(added) is not None
 
 
@@ -216,12 +232,12 @@ def _for_what_is_dropped(mended: frozenset[str]) -> frozenset[str]:
     return mended | dropped if "history_summarized" in mended else mended - dropped
 
 
-def _told_in(opening: list[Message], change: _Change, thread: _Thread) -> _Change:
+def _told_in(opening: list[Message], cleared: list[Message], change: _Change) -> _Change:
     """Turns that were dropped, as the summary that stands for them in an operator's message."""
     if change.kind != "history_truncated":
         return change
-    at = next(n for n, (old, new) in enumerate(zip(thread.opening, opening, strict=True)) if old != new)
-    return replace(change, kind="history_summarized", at=at, old=[thread.opening[at]], new=[opening[at]])
+    at = next(n for n, (old, new) in enumerate(zip(cleared, opening, strict=True)) if old != new)
+    return replace(change, kind="history_summarized", at=at, old=[cleared[at]], new=[opening[at]])
 
 
 def _best_thread(threads: list[_Thread], turns: list[Message]) -> _Thread | None:
