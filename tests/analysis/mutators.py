@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
@@ -334,6 +335,10 @@ MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
     "uuid_at_the_head": (_in_system(lambda i, _: f"Request: {_uuid(i)}", 0.0), {"request_id"}),
     "nonce_in_the_middle": (
         _in_system(lambda i, _: f"<!-- {random.Random(i).getrandbits(64):016x} -->", 0.4),
+        {"request_id"},
+    ),
+    "nonce_at_the_end": (
+        _in_system(lambda i, _: f"nonce: {base64.b64encode(random.Random(i).randbytes(15)).decode()}", 1.0),
         {"request_id"},
     ),
     "counter": (_in_system(lambda i, _: f"Request number {i}.", 0.0), {"request_counter"}),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.analysis.plants import PLANTS
-from tests.analysis.plants.logs import as_token_ids
+from tests.analysis.plants.logs import as_prompts, as_token_ids
 
 from caudex.analysis.analyze import analyze
 from caudex.analysis.breakers import Finding, find_breakers
@@ -229,6 +229,19 @@ def test_plain_prompts(kind: str, tau_bodies: list[Any], tmp_path: Path) -> None
     found = analyze(_write(tmp_path / "planted.jsonl", planted), policies=["lru"])
     assert found.breakers[0].kind == kind
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["clock_at_the_end", "nonce_at_the_end"])
+def test_values_deep_in_a_plain_prompt_are_mended_across_conversations(
+    name: str, tau_bodies: list[Any], tmp_path: Path
+) -> None:
+    """Behind the part that is compared as a template: 6,100 characters of policy come first, the tools after it."""
+    clean = analyze(_write(tmp_path / "clean.jsonl", as_prompts(tau_bodies)), policies=["lru"])
+    assert clean.is_clean
+    mutate, kinds = MUTATORS[name]
+    found = analyze(_write(tmp_path / "planted.jsonl", as_prompts(mutate(tau_bodies))), policies=["lru"])
+    assert {found.breakers[0].kind} == kinds
+    assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.005)
 
 
 def _as_prompts(bodies: list[dict[str, Any]]) -> list[str]:

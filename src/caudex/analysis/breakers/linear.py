@@ -18,7 +18,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
-from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, is_unread, places_divisible, weight
+from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, differences, is_unread, places_divisible, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.history import (
     CLEARED_WORDS,
@@ -38,6 +38,10 @@ MAX_ANSWER_OPENING = 120
 _TURN_WORDS = re.compile(r"\b(messages?|turns?|history|conversation|context|earlier|older|previous)\b", re.IGNORECASE)
 _LIKE_ONE_ANOTHER = frozenset({"history_truncated", "history_summarized", "history_rewritten", "history_inserted"})
 """Kinds as which the changes of one defect may be seen, as text and as its place in the history have it."""
+
+_VALUES = frozenset({"clock", "request_id"})
+_VALUE_END = re.compile(r"[\w:.\-/+=]*$")
+_VALUE_START = re.compile(r"[\w:.\-/+=]*")
 
 _TELLING_SHARE = 0.1
 SHOWN_CHARS = 160
@@ -79,7 +83,7 @@ def _cut_tokens(run: str) -> list[str]:
 @dataclass(slots=True)
 class _Change:
     """A request's departure from what its conversation sent before: `old`, at `char` of the request before, became
-    `new`."""
+    `new`, which is at `new_char` of this one."""
 
     kind: str
     request: int
@@ -88,6 +92,7 @@ class _Change:
     old: str
     new: str
     before: str
+    new_char: int
 
 
 @dataclass(slots=True)
@@ -189,6 +194,8 @@ def _candidate(
     rewrite: Rewrite = lambda log: _rebuild(log, kinds, read).requests  # noqa: E731
     if kind == "reasoning_stripped" and all(read(change.old) == change.old for change in changes):
         rewrite = _without_reasoning(change)
+    if kind in _VALUES and not is_unread(change.old or change.new):
+        rewrite = lambda log: _rebuild(_without_values(log, kinds, read), kinds, read).requests  # noqa: E731
     return Candidate(
         kind=kind,
         title=HISTORY_TITLES.get(kind, HISTORY_TITLES["history_rewritten"]),
@@ -210,6 +217,33 @@ def _without_reasoning(change: _Change) -> Rewrite:
     rest = strip_reasoning(change.old, 0)
     blanks = len(rest) - len(change.new) if rest.endswith(change.new) else None
     return lambda log: [r if r.text is None else replace(r, text=strip_reasoning(r.text, blanks)) for r in log]
+
+
+def _without_values(requests: list[Request], kinds: frozenset[str], read: Callable[[str], str]) -> list[Request]:
+    """The log without what changes of these kinds put in the place of one another, on either side: were the first of
+    each conversation kept, conversations would still part there."""
+    values: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for change in _rebuild(requests, frozenset(), read).changes:
+        for span in differences(change.old, change.new) if change.kind in kinds else ():
+            values[change.previous].append((change.char + span.a_start, change.char + span.a_end))
+            values[change.request].append((change.new_char + span.b_start, change.new_char + span.b_end))
+    return [
+        replace(request, text=_cut_out(request.text or "", values[number])) if number in values else request
+        for number, request in enumerate(requests)
+    ]
+
+
+def _cut_out(text: str, values: list[tuple[int, int]]) -> str:
+    """The text without these stretches and the rest of the words that they are in."""
+    parts = []
+    position = 0
+    for start, end in sorted(values):
+        if start < end:
+            start -= len(_VALUE_END.search(text, max(0, start - _MAX_MARK), start)[0])  # type: ignore[index]
+            end = _VALUE_START.match(text, end).end()  # type: ignore[union-attr]
+        parts.append(text[position : max(start, position)])
+        position = max(position, end)
+    return "".join([*parts, text[position:]])
 
 
 def _rebuild(requests: list[Request], mended: frozenset[str], read: Callable[[str], str]) -> _Rebuilt:
@@ -308,7 +342,7 @@ def _all_dropped(
 ) -> tuple[list[str], list[_Change]]:
     """A prompt that kept nothing but the head of what was sent, and the newest turn."""
     lead, old = "".join(thread.sent[:head]), "".join(thread.sent[head:])
-    change = _Change("history_truncated", index, thread.request, len(lead), old, "", lead[-CONTEXT_CHARS:])
+    change = _Change("history_truncated", index, thread.request, len(lead), old, "", lead[-CONTEXT_CHARS:], len(lead))
     if change.kind not in mended:
         return pieces, [change]
     return [*thread.groups[:head], "".join(thread.groups[head:]) + pieces[head], *pieces[head + 1 :]], [change]
@@ -332,7 +366,8 @@ def _change(
     begin = common_start(old, new) if kind != "history_truncated" else 0
     lead = "".join(sent[: step.i1])
     before = (lead + old[:begin])[-CONTEXT_CHARS:]
-    return _Change(kind, index, previous, len(lead) + begin, old[begin:], new[begin:], before)
+    new_char = sum(map(len, pieces[: step.j1])) + begin
+    return _Change(kind, index, previous, len(lead) + begin, old[begin:], new[begin:], before, new_char)
 
 
 def _steps(sent: list[str], pieces: list[str], same: int) -> list[_Step]:
