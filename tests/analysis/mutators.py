@@ -341,6 +341,10 @@ MUTATORS: dict[str, tuple[Mutator, set[str]]] = {
         _in_system(lambda i, _: f"nonce: {base64.b64encode(random.Random(i).randbytes(15)).decode()}", 1.0),
         {"request_id"},
     ),
+    "user_name_at_the_end": (
+        _in_system(lambda _, b: f"The user is Ada {b['session_id'].upper()} Byron.", 1.0),
+        {"user_name"},
+    ),
     "counter": (_in_system(lambda i, _: f"Request number {i}.", 0.0), {"request_counter"}),
     "session_id_head": (
         _in_system(lambda _, b: f"Session {uuid.uuid5(uuid.NAMESPACE_DNS, b['session_id'])}", 0.0),

@@ -231,15 +231,27 @@ def test_plain_prompts(kind: str, tau_bodies: list[Any], tmp_path: Path) -> None
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["clock_at_the_end", "nonce_at_the_end"])
+def _with_system_repeated(bodies: list[Any], times: int) -> list[Any]:
+    return [
+        {**body, "messages": [{**system, "content": system["content"] * times}, *turns]}
+        for body in bodies
+        for system, *turns in [body["messages"]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("clock_at_the_end", 1), ("user_name_at_the_end", 1), ("clock_at_the_end", 2), ("nonce_at_the_end", 2)],
+)
 def test_values_deep_in_a_plain_prompt_are_mended_across_conversations(
-    name: str, tau_bodies: list[Any], tmp_path: Path
+    name: str, times: int, tau_bodies: list[Any], tmp_path: Path
 ) -> None:
-    """Behind the part that is compared as a template: 6,100 characters of policy come first, the tools after it."""
-    clean = analyze(_write(tmp_path / "clean.jsonl", as_prompts(tau_bodies)), policies=["lru"])
+    """6,100 characters of policy come first, or 12,300, which is behind what is compared as a template; tools after."""
+    bodies = _with_system_repeated(tau_bodies, times)
+    clean = analyze(_write(tmp_path / "clean.jsonl", as_prompts(bodies)), policies=["lru"])
     assert clean.is_clean
     mutate, kinds = MUTATORS[name]
-    found = analyze(_write(tmp_path / "planted.jsonl", as_prompts(mutate(tau_bodies))), policies=["lru"])
+    found = analyze(_write(tmp_path / "planted.jsonl", as_prompts(mutate(bodies))), policies=["lru"])
     assert {found.breakers[0].kind} == kinds
     assert found.breakers[0].hit_rate_if_mended == pytest.approx(clean.infinite_hit_rate, abs=0.005)
 

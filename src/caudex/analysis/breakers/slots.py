@@ -30,7 +30,7 @@ MAX_VERSIONS_UNTOLD = 4
 MAX_VERSION_CHARS = 4000
 MIN_REQUESTS_A_VERSION = 3
 MIN_FIXED_CHARS_BEHIND = 200
-HEAD_CHARS = 6000
+HEAD_CHARS = 12000
 """A plain prompt is looked at up to here: what varies there costs most, and what comes later is its own history."""
 
 CONTEXT_CHARS = 48
