@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(ABC):
     """A server that may be installed. `options` and `environment` are its tuning: they change nothing but speed."""
 
     options: Sequence[str] = ()
@@ -37,8 +38,9 @@ class Server:
         """How to install it; None if it is there."""
         return None
 
+    @abstractmethod
     def command(self, setting: Setting, port: int) -> list[str]:
-        raise NotImplementedError
+        """The program and its arguments."""
 
 
 @dataclass(frozen=True)

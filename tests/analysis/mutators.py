@@ -131,13 +131,17 @@ def history_truncated(log: list[Body]) -> list[Body]:
     return [{**body, "messages": [body["messages"][0], *body["messages"][1:][-8:]]} for body in log]
 
 
+def _summary(turns: list[Body]) -> str:
+    said = " ".join((turn.get("content") or "")[:30] for turn in turns)
+    return f"Summary of the conversation so far: {said}"
+
+
 def history_summarized(log: list[Body]) -> list[Body]:
     mutated = []
     for body in log:
         system, *turns = body["messages"]
         if len(turns) > 8:
-            said = " ".join((turn.get("content") or "")[:30] for turn in turns[:-6])
-            turns = [{"role": "user", "content": f"Summary of the conversation so far: {said}"}, *turns[-6:]]
+            turns = [{"role": "user", "content": _summary(turns[:-6])}, *turns[-6:]]
         mutated.append({**body, "messages": [system, *turns]})
     return mutated
 
@@ -148,9 +152,8 @@ def summary_in_system_message(log: list[Body]) -> list[Body]:
     for body in log:
         system, *turns = body["messages"]
         if len(turns) > 8:
-            said = " ".join((turn.get("content") or "")[:30] for turn in turns[:-6])
-            summary = f"{system['content']}\n\nSummary of the conversation so far: {said}"
-            system, turns = {**system, "content": summary}, turns[-6:]
+            system = {**system, "content": f"{system['content']}\n\n{_summary(turns[:-6])}"}
+            turns = turns[-6:]
         mutated.append({**body, "messages": [system, *turns]})
     return mutated
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from caudex.bench.client import Endpoint, first_model, get
+from caudex.bench.client import Endpoint, Record, first_model, get
 from caudex.bench.fit import measure_server
 from caudex.bench.local import LocalServer, caudex_command, free_port, running
-from caudex.bench.steps import ServerLimits, StepMeter, server_limits
+from caudex.bench.steps import ServerLimits, StepMeter, decode_seconds, server_limits
 from caudex.cli import main
 
 OPTIONS = ["--block-size", "16", "--num-blocks", "200", "--num-threads", "1"]
@@ -42,6 +42,11 @@ def test_what_is_measured_says_what_was_computed(server: LocalServer) -> None:
     assert all(m.prefill_pairs == m.prompt_tokens * (m.prompt_tokens + 1) / 2 for m in cold)
     assert any(m.prefill_tokens < m.prompt_tokens / 2 for m in prefills)
     assert all(m.seconds > 0 for m in found)
+
+
+def test_tokens_that_are_read_together_took_a_step_each() -> None:
+    late = Record(first=True, gaps=[0.02, 0.02, 0.06, 0.0, 0.0, *[0.04, 0.0] * 13])
+    assert decode_seconds([late]) == pytest.approx(0.02)
 
 
 def test_limits_are_the_server_s_own(server: LocalServer) -> None:

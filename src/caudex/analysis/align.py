@@ -23,6 +23,25 @@ _MAX_PAIRS_A_PIECE = 2
 _GLUE = re.compile(r"[\w:.,\-/+@#]{0,4}|[ ]")
 
 
+_VALUE_MARKS = "_:.-/+"
+_MAX_GROWTH = 40
+
+
+def value_start(text: str, at: int) -> int:
+    """Where the value (an id, a time, a word) begins that reaches up to `at`."""
+    lowest = max(0, at - _MAX_GROWTH)
+    while at > lowest and (text[at - 1].isalnum() or text[at - 1] in _VALUE_MARKS):
+        at -= 1
+    return at
+
+
+def value_end(text: str, at: int) -> int:
+    """Where the value that begins before `at` ends; one in base64 may end in `=`."""
+    while at < len(text) and (text[at].isalnum() or text[at] in _VALUE_MARKS + "="):
+        at += 1
+    return at
+
+
 class Span(NamedTuple):
     """Text `a[a_start:a_end]` stands where the other has `b[b_start:b_end]`; either may be empty."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from caudex.analysis.breakers.slots import CONTEXT_CHARS, Site, move_slots, sites_of, texts_at
+from caudex.analysis.breakers.sites import Site, sites_of, texts_at
+from caudex.analysis.breakers.slots import CONTEXT_CHARS, move_slots
 from caudex.analysis.breakers.values import ValueKind, ValueUse, classify
 from caudex.analysis.family import Family, recover_families
 from caudex.analysis.replay import replay

@@ -36,7 +36,7 @@ class StepMeter:
     some with a tail: most of it is then what comes before the engine, and the length of the context. The same prompts
     at once, with more tokens out, and batches of short ones and of such as share their beginning: the gaps between
     tokens are steps of decoding, with much context, with many requests, with context that many read. Each is the median
-    of a few; times have the connection's in them, as a client sees them. Batches come before the long prompts, which
+    of a few requests'; times have the connection's in them, as a client sees them. Batches come before the long prompts, which
     take what is left of the time.
 
     `chunk_tokens` is the most that the server computes in one step (`max_num_batched_tokens`).
@@ -112,14 +112,12 @@ class StepMeter:
         whole = [record for record in records if not record.error and len(record.gaps) >= DECODE_TOKENS - 2]
         if not whole:
             return
-        # By then all run, and none has finished.
-        middle = slice(DECODE_TOKENS // 3, DECODE_TOKENS * 2 // 3)
         context = sum(record.prompt_tokens or 0 for record in records) + batch * DECODE_TOKENS / 2
-        seconds = statistics.median(gap for record in whole for gap in record.gaps[middle])
         distinct = context - (batch - 1) * shared_tokens
-        self._note(
-            Measurement(seconds=seconds, steps=1, decodes=batch, context_tokens=context, distinct_tokens=distinct)
+        step = Measurement(
+            seconds=decode_seconds(whole), steps=1, decodes=batch, context_tokens=context, distinct_tokens=distinct
         )
+        self._note(step)
 
     def _note_prefill(self, records: list[Record]) -> None:
         prompt = round(statistics.median(record.prompt_tokens or 0 for record in records))
@@ -162,6 +160,13 @@ class StepMeter:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         record, _ = await measure(self.endpoint, "/v1/completions", body, first=True)
         return record
+
+
+def decode_seconds(records: list[Record]) -> float:
+    """What a step took in which all of a batch decoded: of each request the mean of its gaps in the middle, when all
+    run and none has finished. A mean, since tokens that are read late are read together, with no gap between them."""
+    middle = slice(DECODE_TOKENS // 3, DECODE_TOKENS * 2 // 3)
+    return statistics.median(statistics.fmean(record.gaps[middle]) for record in records)
 
 
 @dataclass(frozen=True, slots=True)

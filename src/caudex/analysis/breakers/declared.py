@@ -20,7 +20,8 @@ import msgspec
 
 from caudex.analysis.align import common_start
 from caudex.analysis.breakers.candidate import Candidate, Place, Rewrite
-from caudex.analysis.breakers.slots import find_slots_at, tool_sites_of
+from caudex.analysis.breakers.sites import tool_sites_of
+from caudex.analysis.breakers.slots import find_slots_at
 from caudex.analysis.breakers.tools import find_tool_breakers
 from caudex.trace.request import Request, Tool
 

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from caudex.analysis.align import common_end, common_start, differences, is_unread, similarity, weight
+from caudex.analysis.align import (
+    common_end,
+    common_start,
+    differences,
+    is_unread,
+    similarity,
+    value_end,
+    value_start,
+    weight,
+)
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
 from caudex.analysis.breakers.values import ValueUse, classify
@@ -39,8 +48,6 @@ _SUMMARY_WORDS = re.compile(
     r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
 )
 
-_WORD_END = re.compile(r"[\w:.\-/+]*$")
-_WORD_START = re.compile(r"[\w:.\-/+]*")
 _SUMMARY_NOUN = re.compile(r"\bsummar|\brecap\b", re.IGNORECASE)
 CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
 
@@ -115,10 +122,6 @@ def _candidate(kind: str, changes: list[_Change], requests: list[Request]) -> Ca
     change = changes[0]
     old, new = _shown(change)
     role = str((change.old or change.new)[0].get("role"))
-    kinds = frozenset({kind})
-    rewrite: Rewrite = lambda log: rebuild(log, kinds).requests  # noqa: E731
-    if kind == "reasoning_stripped":
-        rewrite = lambda log: [_strip_reasoning(request) for request in log]  # noqa: E731
     where = f"message {change.at} ({role})"
     return Candidate(
         kind=kind,
@@ -129,10 +132,16 @@ def _candidate(kind: str, changes: list[_Change], requests: list[Request]) -> Ca
             Example(requests[change.request].line, new[1], new[2]),
         ),
         mend=HISTORY_MENDS.get(kind, HISTORY_MENDS["history_rewritten"]).format(where=f"history ({where})"),
-        rewrite=rewrite,
+        rewrite=_rewrite(kind),
         pair=(change.previous, change.request),
         details={"changes": len(changes), "sessions": len({requests[c.request].session for c in changes})},
     )
+
+
+def _rewrite(kind: str) -> Rewrite:
+    if kind == "reasoning_stripped":
+        return lambda log: [_strip_reasoning(request) for request in log]
+    return lambda log: rebuild(log, frozenset({kind})).requests
 
 
 def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
@@ -140,7 +149,7 @@ def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]
     a = _whole_text(change.old[0]) if change.old else ""
     b = _whole_text(change.new[0]) if change.new else ""
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    at -= len(_WORD_END.search(a, max(0, at - 32), at)[0])  # type: ignore[index]
+    at = value_start(a, at)
     if not change.new and change.old:
         return (0, a[:160], f"{len(change.old)} messages, from: "), (0, "", "dropped")
     if len(change.old) != len(change.new):
@@ -486,8 +495,7 @@ def _value_kind(before: str, after: str) -> str | None:
     start, end_a, start_b, end_b = spans[0].a_start, spans[-1].a_end, spans[0].b_start, spans[-1].b_end
     values = [before[start:end_a], after[start_b:end_b]]
     if all(map(str.strip, values)):
-        grow = len(_WORD_END.search(before[:start])[0])  # type: ignore[index]
-        more = len(_WORD_START.match(before[end_a:])[0])  # type: ignore[index]
+        grow, more = start - value_start(before, start), value_end(before, end_a) - end_a
         start, end_a = start - grow, end_a + more
         values = [before[start:end_a], after[start_b - grow : end_b + more]]
     elif max(len(value.split()) for value in values) > MAX_WORDS_AROUND_A_VALUE:

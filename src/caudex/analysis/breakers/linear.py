@@ -18,7 +18,16 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
-from caudex.analysis.align import FIRST_TOKEN_CHARACTER, common_start, differences, is_unread, places_divisible, weight
+from caudex.analysis.align import (
+    FIRST_TOKEN_CHARACTER,
+    common_start,
+    differences,
+    is_unread,
+    places_divisible,
+    value_end,
+    value_start,
+    weight,
+)
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.history import (
     CLEARED_WORDS,
@@ -40,8 +49,6 @@ _LIKE_ONE_ANOTHER = frozenset({"history_truncated", "history_summarized", "histo
 """Kinds as which the changes of one defect may be seen, as text and as its place in the history have it."""
 
 _VALUES = frozenset({"clock", "request_id"})
-_VALUE_END = re.compile(r"[\w:.\-/+=]*$")
-_VALUE_START = re.compile(r"[\w:.\-/+=]*")
 
 _TELLING_SHARE = 0.1
 SHOWN_CHARS = 160
@@ -191,11 +198,12 @@ def _candidate(
     """`changes` are of all `kinds`, those of the `kind` that is told first."""
     change = max((c for c in changes if c.kind == kind), key=lambda change: len(change.old))
     place = f"prompt, character {change.char}"
-    rewrite: Rewrite = lambda log: _rebuild(log, kinds, read).requests  # noqa: E731
-    if kind == "reasoning_stripped" and all(read(change.old) == change.old for change in changes):
-        rewrite = _without_reasoning(change)
     if kind in _VALUES and not is_unread(change.old or change.new):
-        rewrite = lambda log: _rebuild(_without_values(log, kinds, read), kinds, read).requests  # noqa: E731
+        rewrite = _without_values(kinds, read)
+    elif kind == "reasoning_stripped" and all(read(change.old) == change.old for change in changes):
+        rewrite = _without_reasoning(change)
+    else:
+        rewrite = _undone(kinds, read)
     return Candidate(
         kind=kind,
         title=HISTORY_TITLES.get(kind, HISTORY_TITLES["history_rewritten"]),
@@ -219,7 +227,15 @@ def _without_reasoning(change: _Change) -> Rewrite:
     return lambda log: [r if r.text is None else replace(r, text=strip_reasoning(r.text, blanks)) for r in log]
 
 
-def _without_values(requests: list[Request], kinds: frozenset[str], read: Callable[[str], str]) -> list[Request]:
+def _undone(kinds: frozenset[str], read: Callable[[str], str]) -> Rewrite:
+    return lambda log: _rebuild(log, kinds, read).requests
+
+
+def _without_values(kinds: frozenset[str], read: Callable[[str], str]) -> Rewrite:
+    return lambda log: _rebuild(_cut_values(log, kinds, read), kinds, read).requests
+
+
+def _cut_values(requests: list[Request], kinds: frozenset[str], read: Callable[[str], str]) -> list[Request]:
     """The log without what changes of these kinds put in the place of one another, on either side: were the first of
     each conversation kept, conversations would still part there."""
     values: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -239,8 +255,7 @@ def _cut_out(text: str, values: list[tuple[int, int]]) -> str:
     position = 0
     for start, end in sorted(values):
         if start < end:
-            start -= len(_VALUE_END.search(text, max(0, start - _MAX_MARK), start)[0])  # type: ignore[index]
-            end = _VALUE_START.match(text, end).end()  # type: ignore[union-attr]
+            start, end = value_start(text, start), value_end(text, end)
         parts.append(text[position : max(start, position)])
         position = max(position, end)
     return "".join([*parts, text[position:]])

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from caudex.analysis.align import CHARS_PER_TOKEN, common_start, is_unread, weight
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
-from caudex.analysis.breakers.slots import Site, sites_of, texts_at
+from caudex.analysis.breakers.sites import Site, sites_of, texts_at
 from caudex.analysis.breakers.unitigs import Cutter
 from caudex.analysis.corpus import by_session, head_length, text_of
 from caudex.trace.request import Message, Request
