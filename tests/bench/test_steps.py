@@ -45,8 +45,8 @@ def test_what_is_measured_says_what_was_computed(server: LocalServer) -> None:
 
 
 def test_tokens_that_are_read_together_took_a_step_each() -> None:
-    late = Record(first=True, gaps=[0.02, 0.02, 0.06, 0.0, 0.0, *[0.04, 0.0] * 13])
-    assert decode_seconds([late]) == pytest.approx(0.02)
+    late = Record(first=True, gaps=[0.04, 0.0] * 16)
+    assert decode_seconds([late]) == pytest.approx(0.02, rel=0.1)  # the first or the last may be cut in two
 
 
 def test_limits_are_the_server_s_own(server: LocalServer) -> None:

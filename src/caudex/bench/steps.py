@@ -36,8 +36,8 @@ class StepMeter:
     some with a tail: most of it is then what comes before the engine, and the length of the context. The same prompts
     at once, with more tokens out, and batches of short ones and of such as share their beginning: the gaps between
     tokens are steps of decoding, with much context, with many requests, with context that many read. Each is the median
-    of a few requests'; times have the connection's in them, as a client sees them. Batches come before the long prompts, which
-    take what is left of the time.
+    of a few requests'; times have the connection's in them, as a client sees them. Batches come before the long
+    prompts, which take what is left of the time.
 
     `chunk_tokens` is the most that the server computes in one step (`max_num_batched_tokens`).
     """
