@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from caudex.analysis.analyze import analyze
 from caudex.analysis.results import Analysis
+from caudex.analysis.token_text import TokenText
+from caudex.trace.request import Request
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,17 @@ def tokenizer(prompts: list[dict[str, str]]) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([body["prompt"] for body in prompts], trainer)
     return tokenizer
+
+
+def test_ids_come_back_whatever_they_are() -> None:
+    """Also those that no vocabulary has, beside the same ids in a text without such."""
+    logged = [[5, 9, 5, 0], [9, 2**31 - 1, -7, 5], [1 << 20, (1 << 20) - 1, 9], []]
+    mapping = TokenText()
+    turned = mapping.requests([Request(line=i, token_ids=ids) for i, ids in enumerate(logged)])
+    assert turned is not None
+    texts = [request.text or "" for request in turned]
+    assert [tokens.tolist() for tokens in mapping.encode_batch(texts)] == logged
+    assert texts[0][1] == texts[1][0] == texts[2][2]
 
 
 def _analysis(log: list[dict[str, str]], tokenizer: Tokenizer, folder: Path, *, told: bool) -> Analysis:

@@ -19,6 +19,8 @@ from caudex.trace.tokenizer import TokenArray, Tokenizer
 FIRST_CHARACTER = ord(FIRST_TOKEN_CHARACTER)
 MAX_DISTINCT = 0x10FFFD - FIRST_CHARACTER
 SHOWN_IDS = 12
+_TABLE_SIZE = 1 << 20
+"""Ids below this, which all vocabularies' are, have their characters in a table; others are looked up one by one."""
 
 
 class TokenText:
@@ -35,6 +37,7 @@ class TokenText:
     def __init__(self, reader: Tokenizer | None = None) -> None:
         self._reader = reader
         self._code_of_id: dict[int, int] = {}
+        self._table = np.zeros(_TABLE_SIZE, dtype=np.uint32)
         self._ids: list[int] = []
 
     def requests(self, requests: list[Request]) -> list[Request] | None:
@@ -43,9 +46,15 @@ class TokenText:
         return turned if len(self._ids) <= MAX_DISTINCT else None
 
     def _text(self, ids: Sequence[int]) -> str:
-        distinct, places = np.unique(np.asarray(ids, dtype=np.int32), return_inverse=True)
-        codes = np.fromiter(map(self._code, distinct.tolist()), np.uint32, len(distinct))
-        return codes[places].tobytes().decode("utf-32-le")
+        tokens = np.asarray(ids, dtype=np.int32)
+        if len(tokens) and (tokens.min() < 0 or tokens.max() >= _TABLE_SIZE):
+            return "".join(map(chr, map(self._code, tokens.tolist())))
+        codes = self._table[tokens]
+        if not codes.all():
+            for token in np.unique(tokens[codes == 0]).tolist():
+                self._table[token] = self._code(token)
+            codes = self._table[tokens]
+        return codes.tobytes().decode("utf-32-le")
 
     def _code(self, token: int) -> int:
         code = self._code_of_id.get(token)

@@ -83,11 +83,13 @@ def normal_form(text: str) -> str:
 
 
 def _whitespace_drift(site: Site, texts: dict[int, str], requests: list[Request]) -> Candidate | None:
+    if not site.is_operators:
+        return None
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     for text in texts.values():
         groups[normal_form(text)][text] += 1
     canonical = {text: group.most_common(1)[0][0] for group in groups.values() for text in group}
-    if len(set(canonical.values())) == len(canonical) or not site.is_operators:
+    if len(set(canonical.values())) == len(canonical):
         return None
     form, variants = max(groups.items(), key=lambda item: len(item[1]))
     shown = [text for text, _ in variants.most_common(2)]
