@@ -18,10 +18,8 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +33,7 @@ from typing import Any
 
 from caudex.bench.client import Endpoint, ServerError, events, first_model, read_usage, texts
 from caudex.bench.client import Record as UsageRecord
+from caudex.bench.local import free_port
 from caudex.engine.loading import locate_checkpoint
 
 QUESTIONS = 12
@@ -90,18 +89,6 @@ def descendants(pid: int) -> list[int]:
     except FileNotFoundError:  # It has just ended.
         return []
     return children + [below for child in children for below in descendants(child)]
-
-
-def free_port() -> int:
-    """A free port with two free ones behind it, below those that the system gives to outgoing connections: a server
-    that is started again must find them free."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for offset in range(3):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port + offset))
-            return port
 
 
 def caudex(port: int, log: Path) -> Server:
@@ -415,9 +402,12 @@ def faults(report: dict[str, Any]) -> list[str]:
 
 async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
-        servers = [caudex(free_port(), folder / "first.log"), caudex(free_port(), folder / "second.log")]
+        servers = [
+            caudex(free_port(in_a_row=3), folder / "first.log"),
+            caudex(free_port(in_a_row=3), folder / "second.log"),
+        ]
         if args.vllm:
-            servers.append(vllm(args.vllm, free_port(), folder / "vllm.log"))
+            servers.append(vllm(args.vllm, free_port(in_a_row=3), folder / "vllm.log"))
         for server in servers:
             stack.callback(server.close)
         access_log = folder / "access.log"

@@ -26,16 +26,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from caudex.bench.local import free_port
+
 BACKEND = Path(__file__).with_name("gateway_backend.py")
 SCENES = ((4_096, 1, False), (4_096, 32, False), (32_768, 32, False), (32_768, 32, True))
 """Bytes of prompt, connections, cold."""
 CANCEL_PATIENCE = 5.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def requests_for(size: int, cold: bool, count: int, seed: int) -> list[bytes]:

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway import BACKEND, free_port, memory_mb, requests_for, wait_until_it_answers
+from caudex.bench.local import free_port
+from gateway import BACKEND, memory_mb, requests_for, wait_until_it_answers
 
 CLIENTS = 8
 SAMPLE_SECONDS = 10.0

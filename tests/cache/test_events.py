@@ -144,6 +144,14 @@ def test_published_batches_are_numbered_and_can_be_had_again() -> None:
     context.term()
 
 
+def test_an_address_is_free_again_when_its_publisher_is_closed() -> None:
+    cache, endpoints = PrefixCache(16, block_size=4), ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+    for _ in range(100):
+        with EventPublisher(cache, *endpoints, interval=0.001) as publisher:
+            assert publisher.replay_endpoint is not None
+            endpoints = (publisher.endpoint, publisher.replay_endpoint)
+
+
 def receive_part(socket: Any) -> tuple[bytes, bytes] | None:
     """One batch of a replay."""
     number, payload = receive(socket)[-2:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,15 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
+from caudex.bench.local import free_port
+
 WORKER = Path(__file__).with_name("small_worker.py")
 PATIENCE = 30.0
 """How long to wait for something that must happen; on a loaded machine things take their time."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:

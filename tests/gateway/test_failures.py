@@ -16,7 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, expected_text, free_port
+from caudex.bench.local import free_port
+
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, expected_text
 
 Start = Callable[..., RunningGateway]
 

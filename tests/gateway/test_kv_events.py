@@ -13,6 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from caudex.bench.local import free_port
 from caudex.cache import PrefixCache
 from caudex.cache.events import EventPublisher
 from caudex.gateway import kv_subscriber
@@ -26,7 +27,7 @@ from caudex.routing.kv_events import decode_batch
 from caudex.trace.bodies import parse_object
 from caudex.trace.request import Request
 
-from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually, free_port
+from .conftest import PATIENCE, RunningGateway, SmallWorker, chat_body, eventually
 
 BLOCK = 16
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.conftest import RunningGateway, eventually, free_port
+from tests.gateway.conftest import RunningGateway, eventually
 from tests.server.test_process import SERVE, process
+
+from caudex.bench.local import free_port
 
 zmq = pytest.importorskip("zmq")
 

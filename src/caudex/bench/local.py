@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -144,8 +145,15 @@ def send_if_alive(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(in_a_row: int = 1) -> int:
+    """A port that nobody listens on now; the first of several in a row, if that many are asked for.
+
+    It lies below those that kernels give to outgoing connections (from 32,768 on Linux, from 49,152 elsewhere), so that
+    none of them takes it before it is listened on, or while a server starts again.
+    """
+    for port in random.Random().sample(range(20_000, 32_768 - in_a_row), 100):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for each in range(port, port + in_a_row):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            return port
+    raise OSError("of 100 ports between 20000 and 32767 none is free on 127.0.0.1")

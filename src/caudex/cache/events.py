@@ -117,28 +117,31 @@ class EventPublisher:
         self._next = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._stop = threading.Event()
-        self._pub, self.endpoint = _bound_socket(zmq.PUB, endpoint)
+        self._context = zmq.Context()
         self._router: Any = None
         self.replay_endpoint: str | None = None
-        if replay_endpoint is not None:
-            try:
-                self._router, self.replay_endpoint = _bound_socket(zmq.ROUTER, replay_endpoint)
-            except OSError:
-                self._pub.close(linger=0)
-                raise
+        try:
+            self._pub, self.endpoint = _bound_socket(self._context, zmq.PUB, endpoint)
+            if replay_endpoint is not None:
+                self._router, self.replay_endpoint = _bound_socket(self._context, zmq.ROUTER, replay_endpoint)
+        except OSError:
+            self._context.destroy(linger=0)
+            raise
         cache.enable_events()
         self._thread = threading.Thread(target=self._run, name="caudex-events", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what is left, and closes the sockets."""
+        """Sends what is left, and closes the sockets; the addresses are free when it returns.
+
+        A ZeroMQ socket is closed by its context's thread, some time after it was told to; only the end of the context,
+        which is therefore the publisher's own, waits for that.
+        """
         if self._stop.is_set():
             return
         self._stop.set()
         self._thread.join()
-        for socket in (self._pub, self._router):
-            if socket is not None:
-                socket.close(linger=200)
+        self._context.destroy(linger=200)
 
     def __enter__(self) -> EventPublisher:
         return self
@@ -176,16 +179,14 @@ class EventPublisher:
         self._router.send_multipart((client, b"", END_OF_REPLAY, b""))
 
 
-def _bound_socket(kind: int, endpoint: str) -> tuple[Any, str]:
+def _bound_socket(context: Any, kind: int, endpoint: str) -> tuple[Any, str]:
     """A socket that listens, and the address it took."""
     import zmq
 
-    context: Any = zmq.Context.instance()
     socket = context.socket(kind)
     try:
         socket.bind(endpoint[:-1] + "*" if endpoint.endswith(":0") else endpoint)
     except zmq.ZMQError as error:
-        socket.close(linger=0)
         reason = str(error.strerror).partition(" (addr=")[0]
         raise OSError(f"cannot publish KV events on {endpoint}: {reason}; choose another address") from error
     return socket, str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
