@@ -5,6 +5,10 @@
 #include "kernels/packed_product.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,6 +23,7 @@ using kernels::DType;
 using kernels::KvPool;
 using kernels::LlamaModel;
 using kernels::LlamaShape;
+using kernels::LoraPair;
 using kernels::PackedMatrix;
 using kernels::PackedProduct;
 using kernels::ThreadPool;
@@ -92,6 +97,9 @@ void bind_products(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
 }
 
+// A LoraPair: role, rank, down, up, scale.
+using PairArguments = std::tuple<std::string, int, Address, Address, float>;
+
 void bind_llama(nb::module_& m) {
   nb::class_<LlamaModel>(m, "LlamaModel")
       .def(
@@ -109,7 +117,7 @@ void bind_llama(nb::module_& m) {
           "num_query_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "max_positions"_a, "normed_heads"_a,
           "tied_embedding"_a, "norm_epsilon"_a, "attention_scale"_a, "dtype"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
-      .def_prop_ro("num_bytes", &LlamaModel::num_bytes)
+      .def_prop_ro("num_bytes", [](LlamaModel& model) { return model.num_bytes() + model.adapters().num_bytes(); })
       .def(
           "set_linear",
           [](LlamaModel& model, const std::string& role, int layer, Address weight, Address bias) {
@@ -129,8 +137,19 @@ void bind_llama(nb::module_& m) {
             model.set_rotation(pointer<const float>(cos), pointer<const float>(sin));
           },
           "cos"_a, "sin"_a)
+      .def("add_adapter", [](LlamaModel& model) { return model.adapters().add_adapter(); })
+      .def(
+          "set_adapter_layer",
+          [](LlamaModel& model, int adapter, int layer, const std::vector<PairArguments>& arguments) {
+            std::vector<LoraPair> pairs;
+            for (const auto& [role, rank, down, up, scale] : arguments) {
+              pairs.push_back({role, rank, pointer<const char>(down), pointer<const char>(up), scale});
+            }
+            model.adapters().set_layer(adapter, layer, pairs);
+          },
+          "adapter"_a, "layer"_a, "pairs"_a)
       .def("forward", [](LlamaModel& model, const Int32s& tokens, const Batch& batch, const AttentionPlan& plan,
-                         const Int32s& logit_rows, Address logits) {
+                         const Int32s& adapters, const Int32s& logit_rows, Address logits) {
         if (tokens.shape(0) != static_cast<std::size_t>(batch.num_rows())) {
           throw std::invalid_argument(std::to_string(tokens.shape(0)) + " tokens for a batch of " +
                                       std::to_string(batch.num_rows()) + " rows");
@@ -138,9 +157,9 @@ void bind_llama(nb::module_& m) {
         if (batch.block_size() != model.pool().layout().block_size || batch.num_blocks() > model.pool().num_blocks()) {
           throw std::invalid_argument("the batch was made for another pool");
         }
-        const std::vector<std::int32_t> rows = to_vector(logit_rows);
+        const std::vector<std::int32_t> chosen = to_vector(adapters), rows = to_vector(logit_rows);
         nb::gil_scoped_release release;
-        model.forward(tokens.data(), batch, plan, rows, pointer<float>(logits));
+        model.forward(tokens.data(), batch, plan, chosen, rows, pointer<float>(logits));
       });
 }
 

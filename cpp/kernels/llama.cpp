@@ -27,17 +27,6 @@ void for_rows(ThreadPool& threads, int rows, int rows_per_item, const Body& body
   });
 }
 
-[[noreturn]] void refuse(const std::string& what, int value, int limit) {
-  throw std::invalid_argument(what + " " + std::to_string(value) + " is out of range; expected 0 to " +
-                              std::to_string(limit - 1));
-}
-
-// Where a linear layer's output columns go in a packed matrix. Gate and up take turns, 16 columns each, so that a
-// panel holds both factors of its 16 activations.
-int gate_up_column(int column, bool up) {
-  return column / kGateColumns * kPanelColumns + column % kGateColumns + (up ? kGateColumns : 0);
-}
-
 }  // namespace
 
 LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& threads, const KernelTable& kernels)
@@ -47,6 +36,7 @@ LlamaModel::LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& thread
       kernels_(kernels),
       product_(kernels, threads),
       attention_(pool, kernels, threads),
+      adapters_(shape, threads, kernels),
       head_(shape.vocab_size, shape.hidden_size, shape.dtype, *plain_head_) {
   const KvLayout& layout = pool.layout();
   if (layout.num_layers != shape.num_layers || layout.num_kv_heads != shape.num_kv_heads ||
@@ -93,7 +83,6 @@ void LlamaModel::set_linear(const std::string& role, int layer, const char* weig
     if (!s.tied_embedding) std::memcpy(embedding_, weight, size);
     return;
   }
-  if (role != "head" && (layer < 0 || layer >= s.num_layers)) refuse("layer", layer, s.num_layers);
   const auto take = [&](PackedMatrix& matrix, std::vector<float>& biases, int columns, const auto& column_of) {
     const std::size_t row_bytes = matrix.depth() * element_size(s.dtype);
     if (bias && biases.empty()) biases.resize(matrix.padded_columns(), 0.0f);
@@ -102,20 +91,14 @@ void LlamaModel::set_linear(const std::string& role, int layer, const char* weig
       if (bias) biases[column_of(column)] = bias[column];
     });
   };
-  const auto from = [](int first) { return [first](int column) { return first + column; }; };
-  const int queries = s.num_query_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
-  if (role == "head") return take(head_, head_bias_, s.vocab_size, from(0));
+  if (role == "head") return take(head_, head_bias_, s.vocab_size, [](int column) { return column; });
+  check_layer(s, layer);
   Layer& at = layers_[layer];
-  if (role == "query") return take(at.qkv, at.qkv_bias, queries, from(0));
-  if (role == "key") return take(at.qkv, at.qkv_bias, keys, from(queries));
-  if (role == "value") return take(at.qkv, at.qkv_bias, keys, from(queries + keys));
-  if (role == "output") return take(at.output, at.output_bias, s.hidden_size, from(0));
-  if (role == "down") return take(at.down, at.down_bias, s.hidden_size, from(0));
-  if (role == "gate" || role == "up") {
-    const bool up = role == "up";
-    return take(at.gate_up, at.gate_up_bias, s.intermediate_size, [up](int c) { return gate_up_column(c, up); });
-  }
-  throw std::invalid_argument("unknown linear layer '" + role + "'");
+  const LinearPlace place = place_of(s, role);
+  PackedMatrix* const matrices[] = {&at.qkv, &at.output, &at.gate_up, &at.down};
+  std::vector<float>* const biases[] = {&at.qkv_bias, &at.output_bias, &at.gate_up_bias, &at.down_bias};
+  take(*matrices[place.matrix], *biases[place.matrix], place.num_outputs,
+       [&](int column) { return place.column(column); });
 }
 
 void LlamaModel::set_norm(const std::string& role, int layer, const float* weight) {
@@ -123,7 +106,7 @@ void LlamaModel::set_norm(const std::string& role, int layer, const float* weigh
     final_norm_ = padded(weight, shape_.hidden_size);
     return;
   }
-  if (layer < 0 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
+  check_layer(shape_, layer);
   Layer& at = layers_[layer];
   if (role == "attention") {
     at.attention_norm = padded(weight, shape_.hidden_size);
@@ -155,8 +138,15 @@ std::size_t LlamaModel::num_bytes() const {
   return bytes;
 }
 
-void LlamaModel::check_step(const std::int32_t* tokens, const Batch& batch,
+void LlamaModel::check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& adapters,
                             const std::vector<std::int32_t>& logit_rows) const {
+  if (!adapters.empty() && adapters.size() != batch.sequences().size()) {
+    throw std::invalid_argument(std::to_string(adapters.size()) + " adapters for a batch of " +
+                                std::to_string(batch.sequences().size()) + " sequences");
+  }
+  for (const std::int32_t adapter : adapters) {
+    if (adapter >= adapters_.num_adapters()) refuse("adapter", adapter, adapters_.num_adapters());
+  }
   for (int row = 0; row < batch.num_rows(); ++row) {
     if (tokens[row] < 0 || tokens[row] >= shape_.vocab_size) refuse("token", tokens[row], shape_.vocab_size);
     if (batch.position(row) >= shape_.max_positions) refuse("position", batch.position(row), shape_.max_positions);
@@ -166,19 +156,34 @@ void LlamaModel::check_step(const std::int32_t* tokens, const Batch& batch,
   }
 }
 
+void LlamaModel::choose_adapters(const Batch& batch, const std::vector<std::int32_t>& adapters,
+                                 const std::vector<std::int32_t>& logit_rows) {
+  std::vector<std::int32_t> of_row, of_selected;
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    of_row.insert(of_row.end(), batch.sequences()[i].query_len, adapters[i]);
+  }
+  if (!of_row.empty()) {
+    for (const std::int32_t row : logit_rows) of_selected.push_back(of_row[row]);
+  }
+  all_.adapted.assign(of_row);
+  selected_.adapted.assign(of_selected);
+}
+
 void LlamaModel::forward(const std::int32_t* tokens, const Batch& batch, const AttentionPlan& plan,
-                         const std::vector<std::int32_t>& logit_rows, float* logits) {
-  check_step(tokens, batch, logit_rows);
+                         const std::vector<std::int32_t>& adapters, const std::vector<std::int32_t>& logit_rows,
+                         float* logits) {
+  check_step(tokens, batch, adapters, logit_rows);
+  choose_adapters(batch, adapters, logit_rows);
   embed(tokens, batch.num_rows());
   const int last = shape_.num_layers - 1, wanted = static_cast<int>(logit_rows.size());
   for (int i = 0; i < last; ++i) {
     attend(i, batch, plan, true);
-    finish_layer(layers_[i], all_, batch.num_rows());
+    finish_layer(i, all_, batch.num_rows());
   }
   attend(last, batch, plan, wanted > 0);
   if (wanted == 0) return;
   select_rows(logit_rows);
-  finish_layer(layers_[last], selected_, wanted);
+  finish_layer(last, selected_, wanted);
   normalize(selected_, final_norm_, wanted);
   const std::size_t stride = shape_.vocab_size;
   product_.run({selected_.normed.data(), normed_bytes(), wanted, true}, head_,
@@ -212,12 +217,14 @@ void LlamaModel::attend(int index, const Batch& batch, const AttentionPlan& plan
   normalize(all_, layer.attention_norm, rows);
   const std::size_t stride = layer.qkv.padded_columns();
   float* projected = reinterpret_cast<float*>(all_.projected.reserve(rows * stride * sizeof(float)));
-  product_.run({all_.normed.data(), normed_bytes(), rows, true}, layer.qkv,
-               [&](int first_row, int count, int panel, const float* sums) {
-                 const int column = panel * kPanelColumns;
-                 kernels_.store_f32(projected + first_row * stride + column, stride, sums,
-                                    or_null(layer.qkv_bias, column), count, kPanelColumns);
-               });
+  const MatrixRows normed{all_.normed.data(), normed_bytes(), rows, true};
+  const LoraDelta delta = adapters_.delta(all_.adapted, index, kQkv, normed);
+  product_.run(normed, layer.qkv, [&](int first_row, int count, int panel, float* sums) {
+    delta.add_to(sums, first_row, count, panel);
+    const int column = panel * kPanelColumns;
+    kernels_.store_f32(projected + first_row * stride + column, stride, sums, or_null(layer.qkv_bias, column), count,
+                       kPanelColumns);
+  });
   if (shape_.dtype == DType::kBFloat16) all_.heads.reserve(rows * stride * sizeof(bf16));
   for_rows(threads_, rows, kHeadRows, [&](int row) { place_heads(index, batch, row); });
   if (!needs_output) return;
@@ -275,30 +282,37 @@ void LlamaModel::select_rows(const std::vector<std::int32_t>& rows) {
 }
 
 // Second half of a layer: from attended heads through the output projection and the MLP, into the residual stream.
-void LlamaModel::finish_layer(const Layer& layer, Rows& rows, int num_rows) {
-  add_product(rows, {rows.attended.data(), attended_bytes(), num_rows}, layer.output, layer.output_bias);
+void LlamaModel::finish_layer(int index, Rows& rows, int num_rows) {
+  const Layer& layer = layers_[index];
+  const MatrixRows attended{rows.attended.data(), attended_bytes(), num_rows};
+  add_product(rows, attended, layer.output, layer.output_bias,
+              adapters_.delta(rows.adapted, index, kOutput, attended));
   normalize(rows, layer.mlp_norm, num_rows);
   const std::size_t stride = round_up(shape_.intermediate_size, 16);
   char* activated = rows.activated.reserve(num_rows * activated_bytes());
-  product_.run({rows.normed.data(), normed_bytes(), num_rows, true}, layer.gate_up,
-               [&](int first_row, int count, int panel, const float* sums) {
-                 const float* bias = or_null(layer.gate_up_bias, panel * kPanelColumns);
-                 const std::size_t first = first_row * stride + panel * kGateColumns;
-                 if (shape_.dtype == DType::kFloat32) {
-                   float* target = reinterpret_cast<float*>(activated) + first;
-                   kernels_.swiglu_f32(target, stride, sums, bias, count, kGateColumns);
-                 } else {
-                   bf16* target = reinterpret_cast<bf16*>(activated) + first;
-                   kernels_.swiglu_bf16(target, stride, sums, bias, count, kGateColumns);
-                 }
-               });
-  add_product(rows, {activated, activated_bytes(), num_rows, true}, layer.down, layer.down_bias);
+  const MatrixRows normed{rows.normed.data(), normed_bytes(), num_rows, true};
+  const LoraDelta delta = adapters_.delta(rows.adapted, index, kGateUp, normed);
+  product_.run(normed, layer.gate_up, [&](int first_row, int count, int panel, float* sums) {
+    delta.add_to(sums, first_row, count, panel);
+    const float* bias = or_null(layer.gate_up_bias, panel * kPanelColumns);
+    const std::size_t first = first_row * stride + panel * kGateColumns;
+    if (shape_.dtype == DType::kFloat32) {
+      float* target = reinterpret_cast<float*>(activated) + first;
+      kernels_.swiglu_f32(target, stride, sums, bias, count, kGateColumns);
+    } else {
+      bf16* target = reinterpret_cast<bf16*>(activated) + first;
+      kernels_.swiglu_bf16(target, stride, sums, bias, count, kGateColumns);
+    }
+  });
+  const MatrixRows inputs{activated, activated_bytes(), num_rows, true};
+  add_product(rows, inputs, layer.down, layer.down_bias, adapters_.delta(rows.adapted, index, kDown, inputs));
 }
 
 void LlamaModel::add_product(Rows& rows, const MatrixRows& input, const PackedMatrix& matrix,
-                             const std::vector<float>& bias) {
+                             const std::vector<float>& bias, const LoraDelta& delta) {
   float* residual = reinterpret_cast<float*>(rows.residual.data());
-  product_.run(input, matrix, [&](int first_row, int count, int panel, const float* sums) {
+  product_.run(input, matrix, [&](int first_row, int count, int panel, float* sums) {
+    delta.add_to(sums, first_row, count, panel);
     const int column = panel * kPanelColumns;
     kernels_.add_f32(residual + first_row * residual_stride() + column, residual_stride(), sums, or_null(bias, column),
                      count, std::min(kPanelColumns, shape_.hidden_size - column));

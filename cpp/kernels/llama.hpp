@@ -7,20 +7,13 @@
 #include "kernels/aligned_buffer.hpp"
 #include "kernels/attention_plan.hpp"
 #include "kernels/kv_pool.hpp"
+#include "kernels/llama_shape.hpp"
+#include "kernels/lora.hpp"
 #include "kernels/packed_matrix.hpp"
 #include "kernels/packed_product.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace caudex::kernels {
-
-struct LlamaShape {
-  int num_layers, hidden_size, intermediate_size, num_query_heads, num_kv_heads, head_dim, vocab_size, max_positions;
-  bool normed_heads;    // RMSNorm of each query and key head before it is rotated (Qwen3)
-  bool tied_embedding;  // the embedding is the head's weight
-  float norm_epsilon;
-  float attention_scale;
-  DType dtype;
-};
 
 // Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3), a whole forward pass a call.
 //
@@ -33,7 +26,7 @@ class LlamaModel {
   LlamaModel(const LlamaShape& shape, KvPool& pool, ThreadPool& threads, const KernelTable& kernels);
 
   // Take a linear layer's weight, [outputs, inputs] in the model's type, and its bias, [outputs] float32 or null.
-  // Roles: "query", "key", "value", "output", "gate", "up", "down"; "head" and "embedding" belong to no layer.
+  // Roles: those of `place_of`; "head" and "embedding" belong to no layer.
   // Throws std::invalid_argument for another role.
   void set_linear(const std::string& role, int layer, const char* weight, const float* bias);
 
@@ -47,13 +40,17 @@ class LlamaModel {
   // cos and sin of every position's angles: [max_positions][head_dim / 2] each.
   void set_rotation(const float* cos, const float* sin);
 
+  // Low-rank adapters that a step's sequences may choose.
+  LoraAdapters& adapters() { return adapters_; }
+
   // Run the batch's rows through every layer, writing their keys and values to the pool.
   //   tokens      [rows] token ids
+  //   adapters    of each sequence, -1 for none; empty: none has one
   //   logit_rows  rows whose logits are wanted; the last layer's second half is computed for these only
   //   logits      [logit_rows][vocab_size]
-  // Throws std::invalid_argument for a token, a position or a row out of range, before anything is written.
+  // Throws std::invalid_argument for a token, an adapter, a position or a row out of range, before anything is written.
   void forward(const std::int32_t* tokens, const Batch& batch, const AttentionPlan& plan,
-               const std::vector<std::int32_t>& logit_rows, float* logits);
+               const std::vector<std::int32_t>& adapters, const std::vector<std::int32_t>& logit_rows, float* logits);
 
   const LlamaShape& shape() const { return shape_; }
   const KvPool& pool() const { return pool_; }
@@ -68,18 +65,23 @@ class LlamaModel {
   };
   struct Rows {
     AlignedBuffer residual, normed, projected, heads, attended, activated;
+    LoraRows adapted;
   };
 
   Layer make_layer();
-  void check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& logit_rows) const;
+  void check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& adapters,
+                  const std::vector<std::int32_t>& logit_rows) const;
+  void choose_adapters(const Batch& batch, const std::vector<std::int32_t>& adapters,
+                       const std::vector<std::int32_t>& logit_rows);
   void embed(const std::int32_t* tokens, int rows);
   void attend(int index, const Batch& batch, const AttentionPlan& plan, bool needs_output);
   void place_heads(int index, const Batch& batch, int row);
   void select_rows(const std::vector<std::int32_t>& rows);
-  void finish_layer(const Layer& layer, Rows& rows, int num_rows);
+  void finish_layer(int index, Rows& rows, int num_rows);
   void normalize(Rows& rows, const std::vector<float>& weight, int num_rows);
   void normalize_head(float* head, const std::vector<float>& weight) const;
-  void add_product(Rows& rows, const MatrixRows& input, const PackedMatrix& matrix, const std::vector<float>& bias);
+  void add_product(Rows& rows, const MatrixRows& input, const PackedMatrix& matrix, const std::vector<float>& bias,
+                   const LoraDelta& delta);
 
   std::size_t residual_stride() const { return round_up(shape_.hidden_size, kPanelColumns); }  // floats
   std::size_t normed_bytes() const { return residual_stride() * element_size(shape_.dtype); }
@@ -94,6 +96,7 @@ class LlamaModel {
   const KernelTable& kernels_;
   PackedProduct product_;
   PagedAttention attention_;
+  LoraAdapters adapters_;
   Arena arena_;
   std::unique_ptr<Arena> plain_head_ = std::make_unique<Arena>();
   std::vector<Layer> layers_;

@@ -26,7 +26,7 @@ class PackedProduct {
       : kernels_(kernels), threads_(threads), sums_(threads.num_threads()), plain_(threads.num_threads()) {}
 
   // Calls `store(first_row, rows, panel, sums)` for pieces that together cover all rows and panels, from several
-  // threads; sums: [rows][32].
+  // threads; sums: [rows][32], which it may change.
   template <class Store>
   void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
     if (input.rows == 0) return;

@@ -641,11 +641,16 @@ class LlamaModel:
     def encode(self, layer: int) -> None: ...
     def set_norm(self, role: str, layer: int, weight: int) -> None: ...
     def set_rotation(self, cos: int, sin: int) -> None: ...
+    def add_adapter(self) -> int: ...
+    def set_adapter_layer(
+        self, adapter: int, layer: int, pairs: Sequence[tuple[str, int, int, int, float]]
+    ) -> None: ...
     def forward(
         self,
         tokens: NDArray[np.int32],
         batch: Batch,
         plan: AttentionPlan,
+        adapters: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
         logits: int,
         /,

@@ -25,6 +25,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from caudex.engine.cpu.llama import MODEL_TYPES
 from caudex.engine.engine import Engine
 from caudex.engine.types import GenerationRequest, OutputGrammar, SamplingParams
 
@@ -188,18 +189,22 @@ def save_model(architecture: str, directory: Path) -> Path:
 
 
 def save_adapter(model: Path, directory: Path, seed: int) -> Path:
-    """A LoRA adapter for every attention projection of a Llama, in peft's format."""
+    """A LoRA adapter in peft's format for some linear layers of a model of the Llama family, of any rank."""
     directory.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    weights = transformers.AutoModelForCausalLM.from_pretrained(model).state_dict()
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    targets = rng.sample(projections, rng.randrange(1, len(projections) + 1))
+    rank = rng.choice([1, 3, 4, 17, 40])
     tensors = {}
-    for name, weight in weights.items():
-        if name.endswith(("q_proj.weight", "v_proj.weight")):
-            target = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{target}.lora_A.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.2
-            tensors[f"{target}.lora_B.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
+    for name, weight in transformers.AutoModelForCausalLM.from_pretrained(model).state_dict().items():
+        layer = name.removesuffix(".weight")
+        if layer.endswith(tuple(targets)):
+            pair = {"A": (rank, weight.shape[1]), "B": (weight.shape[0], rank)}
+            for part, shape in pair.items():
+                matrix = torch.randn(shape, generator=generator) * 0.4 / rank**0.5
+                tensors[f"base_model.model.{layer}.lora_{part}.weight"] = matrix
     save_file(tensors, directory / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
@@ -208,12 +213,17 @@ def sweep(scratch: Path, num_servings: int, seed: int, progress: Callable[[Tally
     """Play rounds until `num_servings` requests have been served with the right bits."""
     rng, tally = random.Random(seed), Tally()
     models = {name: save_model(name, scratch / name) for name in ARCHITECTURES}
-    adapters = {name: save_adapter(models["llama"], scratch / name, i) for i, name in enumerate(ADAPTERS)}
     while tally.servings["all"] < num_servings:
         architecture = rng.choice(ARCHITECTURES)
-        with_adapters = architecture == "llama" and rng.random() < 0.5
-        play_round(rng, models[architecture], adapters if with_adapters else {}, tally)
-        tally.servings["with adapters"] += with_adapters
+        adapters: dict[str, Path] = {}
+        if architecture in MODEL_TYPES and rng.random() < 0.5:
+            folder = scratch / f"adapters-{tally.servings['rounds']}"
+            folder.mkdir()
+            adapters = {
+                name: save_adapter(models[architecture], folder / name, rng.randrange(1 << 30)) for name in ADAPTERS
+            }
+        play_round(rng, models[architecture], adapters, tally)
+        tally.servings["rounds with adapters"] += bool(adapters)
         tally.servings["rounds"] += 1
         progress(tally)
     return tally

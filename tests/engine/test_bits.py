@@ -10,7 +10,7 @@ import pytest
 from .bit_sweep import ADAPTERS, Tally, play_round, save_adapter, save_model
 
 
-@pytest.mark.parametrize("adapters", [ADAPTERS, ()], ids=["adapters", "fused"])
+@pytest.mark.parametrize("adapters", [ADAPTERS, ()], ids=["adapters", "plain"])
 def test_a_hit_changes_nothing_but_time(adapters: tuple[str, ...], tmp_path: Path) -> None:
     model, tally = save_model("llama", tmp_path / "model"), Tally()
     folders = {name: save_adapter(model, tmp_path / name, seed) for seed, name in enumerate(adapters)}

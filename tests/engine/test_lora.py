@@ -98,5 +98,5 @@ def test_adapters_that_cannot_be_served_say_why(tiny_model: Callable[[str], Path
         (folder / "adapter_config.json").write_text(json.dumps(config | change))
         with pytest.raises(UnsupportedModelError, match=message):
             Engine.load(EngineConfig(model=str(base), num_blocks=8, lora_adapters={"a": folder}))
-    with pytest.raises(UnsupportedModelError, match="for another model"):
+    with pytest.raises(UnsupportedModelError, match="was made for"):
         Engine.load(EngineConfig(model=str(tiny_model("gpt2")), num_blocks=8, lora_adapters={"a": plain}))

@@ -95,7 +95,7 @@ def _plain_weights(directory: Path, hf_config: Any, config: EngineConfig) -> Che
 
     A checkpoint with anything unusual (other names, quantised, not in safetensors) is left to transformers.
     """
-    if config.attention_backend == "torch" or config.lora_adapters or hasattr(hf_config, "quantization_config"):
+    if config.attention_backend == "torch" or hasattr(hf_config, "quantization_config"):
         return None
     longest = config.max_model_len or _position_limit(hf_config)
     if longest is None or why_unsupported(hf_config, longest) is not None:

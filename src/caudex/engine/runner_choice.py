@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from caudex.engine.adapter import Adapter, read_adapter
 from caudex.engine.config import EngineConfig
 from caudex.engine.cpu import KvPool, ThreadPool, pack_linear_layers, why_unsupported
 from caudex.engine.cpu_attention import CpuAttention
@@ -18,19 +21,22 @@ from caudex.engine.torch_attention import TorchAttention
 def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
     """The runner for `loaded`, by `config.attention_backend`, with a KV pool of `num_blocks`.
 
-    On the CPU the compiled kernels serve it: the Llama family in one call a step, others and those with LoRA adapters
-    through transformers' code with attention and linear layers replaced.
+    On the CPU the compiled kernels serve it: the Llama family in one call a step, others through transformers' code
+    with attention and linear layers replaced.
     What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
-        UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model; says why.
+        UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model, or an adapter was made
+            for another model; says why.
+        FileNotFoundError: there is no adapter in a folder.
     """
+    adapters = [read_adapter(name, folder) for name, folder in config.lora_adapters.items()]
     obstacle = why_not_cpu(loaded)
     if config.attention_backend == "cpu" and obstacle is not None:
         raise UnsupportedModelError(f"attention_backend is 'cpu', but {obstacle}; use 'torch' or 'auto'")
     if config.attention_backend == "torch" or obstacle is not None:
-        return _torch_runner(loaded, config, num_blocks)
-    return _cpu_runner(loaded, config, num_blocks, max_model_len)
+        return _torch_runner(loaded, adapters, config, num_blocks)
+    return _cpu_runner(loaded, adapters, config, num_blocks, max_model_len)
 
 
 def why_not_cpu(loaded: LoadedModel) -> str | None:
@@ -47,15 +53,19 @@ def why_not_cpu(loaded: LoadedModel) -> str | None:
     return None
 
 
-def _torch_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> ModelRunner:
+def _torch_runner(
+    loaded: LoadedModel, adapters: Sequence[Adapter], config: EngineConfig, num_blocks: int
+) -> ModelRunner:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    adapters = LoraAdapters.load(loaded.module, config.lora_adapters)
+    placed = LoraAdapters.load(loaded.module, adapters)
     backend = TorchAttention(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
-    return TransformersRunner(loaded.module, backend, adapters)
+    return TransformersRunner(loaded.module, backend, placed)
 
 
-def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
+def _cpu_runner(
+    loaded: LoadedModel, adapters: Sequence[Adapter], config: EngineConfig, num_blocks: int, max_model_len: int
+) -> ModelRunner:
     """PyTorch is left one thread: two pools of idle threads that spin would take each other's cores."""
     torch.set_num_threads(1)
     threads = ThreadPool(config.num_threads)
@@ -69,8 +79,8 @@ def _cpu_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
         loaded.dtype,
         threads=threads,
     )
-    if not config.lora_adapters and why_unsupported(loaded.config, max_model_len) is None:
-        return FusedRunner(loaded.config, loaded.weights, pool, max_model_len)
-    adapters = LoraAdapters.load(loaded.module, config.lora_adapters)
+    if why_unsupported(loaded.config, max_model_len) is None:
+        return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len)
+    placed = LoraAdapters.load(loaded.module, adapters)
     pack_linear_layers(loaded.module, threads)
-    return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), adapters)
+    return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), placed)

@@ -78,7 +78,7 @@ class Sequences:
         self.runner = LlamaRunner(model.config, model.state_dict(), self.pool, MAX_LEN)
         self.query_heads = model.config.num_attention_heads
 
-    def step(self, parts: list[tuple[list[int], int, np.ndarray]]) -> torch.Tensor:
+    def step(self, parts: list[tuple[list[int], int, np.ndarray]], adapters: list[int] | None = None) -> torch.Tensor:
         """parts: tokens of the whole sequence, how many are computed already, block table. Returns all logits."""
         new = [tokens[done:] for tokens, done, _ in parts]
         batch = self.pool.batch(
@@ -88,14 +88,15 @@ class Sequences:
             num_query_heads=self.query_heads,
         )
         token_ids = np.concatenate([np.array(tokens, dtype=np.int32) for tokens in new])
-        return self.runner.forward(token_ids, batch, np.arange(len(token_ids), dtype=np.int32))
+        rows = np.arange(len(token_ids), dtype=np.int32)
+        return self.runner.forward(token_ids, batch, rows, np.array(adapters or [], dtype=np.int32))
 
 
-def greedy(sequences: Sequences, prompt: list[int], count: int) -> list[int]:
+def greedy(sequences: Sequences, prompt: list[int], count: int, adapter: int = -1) -> list[int]:
     tokens, done = list(prompt), 0
     table = blocks_for(len(prompt) + count, 16)
     for _ in range(count):
-        logits = sequences.step([(tokens, done, table)])
+        logits = sequences.step([(tokens, done, table)], [adapter])
         done = len(tokens)
         tokens.append(int(logits[-1].argmax()))
     return tokens[len(prompt) :]

@@ -8,7 +8,7 @@ prefix cache.
 from caudex.engine.cpu.batch import BatchMetadata
 from caudex.engine.cpu.checkpoint import CheckpointWeights
 from caudex.engine.cpu.kv_pool import KvPool
-from caudex.engine.cpu.linear import PackedLinear, pack_linear_layers
+from caudex.engine.cpu.linear import PackedLinear, pack_linear_layers, weight_by_output
 from caudex.engine.cpu.llama import LlamaRunner, head_size, weight_shapes, why_unsupported
 from caudex.engine.cpu.threads import ThreadPool, available_isas
 
@@ -22,6 +22,7 @@ __all__ = [
     "available_isas",
     "head_size",
     "pack_linear_layers",
+    "weight_by_output",
     "weight_shapes",
     "why_unsupported",
 ]

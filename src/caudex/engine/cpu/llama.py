@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caudex import _core
+from caudex.engine.adapter import Adapter, LoraWeights
 from caudex.engine.cpu.batch import BatchMetadata
 from caudex.engine.cpu.kv_pool import DTYPE_NAMES, KvPool
 
@@ -28,6 +29,7 @@ _LINEARS: Final = {
 }
 _NORMS: Final = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
 _HEAD_NORMS: Final = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"}
+_NO_ADAPTERS: Final = np.array([], dtype=np.int32)
 _EMBEDDING, _HEAD, _FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 
 
@@ -53,11 +55,15 @@ def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """The weights that `LlamaRunner` takes from a checkpoint, by name, with their shapes; biases are beside them."""
+def _in_layer(index: int, name: str) -> str:
+    return f"model.layers.{index}.{name}"
+
+
+def linear_shapes(config: Any) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of the linear layers inside a model's decoder layers, by their names."""
     hidden, width, head = config.hidden_size, config.intermediate_size, head_size(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    linears = {
+    shapes = {
         "query": (queries, hidden),
         "key": (keys, hidden),
         "value": (keys, hidden),
@@ -66,15 +72,22 @@ def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         "up": (width, hidden),
         "down": (hidden, width),
     }
-    layer: dict[str, tuple[int, ...]] = {_LINEARS[role]: shape for role, shape in linears.items()}
-    layer |= dict.fromkeys(_NORMS.values(), (hidden,))
-    if config.model_type == "qwen3":
-        layer |= dict.fromkeys(_HEAD_NORMS.values(), (head,))
+    layers = range(config.num_hidden_layers)
+    return {_in_layer(index, _LINEARS[role]): shape for index in layers for role, shape in shapes.items()}
+
+
+def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """The weights that `LlamaRunner` takes from a checkpoint, by name, with their shapes; biases are beside them."""
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _FINAL_NORM: (hidden,)}
     if not config.tie_word_embeddings:
         shapes[_HEAD] = (config.vocab_size, hidden)
+    norms = dict.fromkeys(_NORMS.values(), (hidden,))
+    if config.model_type == "qwen3":
+        norms |= dict.fromkeys(_HEAD_NORMS.values(), (head_size(config),))
     for index in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes |= {_in_layer(index, name): shape for name, shape in norms.items()}
+    shapes |= linear_shapes(config)
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
@@ -83,9 +96,9 @@ class LlamaRunner:
 
     Weights are copied into packed form one after the other, so that `weights` can be freed afterwards. Activations are
     rounded to the pool's type where they enter a product or attention; the residual stream, norms, rotations and logits
-    are float32. A token's logits depend, to the bit, on the tokens before it alone: not on the batch, the chunking, the
-    cache or the threads. Another path over the same weights (transformers') rounds differently: do not mix them in
-    one cache.
+    are float32. A token's logits depend, to the bit, on the tokens before it and the sequence's adapter alone: not on
+    the batch, the chunking, the cache or the threads. Another path over the same weights (transformers') rounds
+    differently: do not mix them in one cache.
 
     Args:
         config: the model's transformers configuration.
@@ -122,6 +135,7 @@ class LlamaRunner:
             attention_scale=pool.head_dim**-0.5,
             dtype=DTYPE_NAMES[pool.dtype],
         )
+        self._num_layers, self._linear_shapes = config.num_hidden_layers, linear_shapes(config)
         self._weights, self._shapes = weights, weight_shapes(config)
         with torch.no_grad():
             self._take_weights(config)
@@ -130,11 +144,40 @@ class LlamaRunner:
 
     @property
     def num_bytes(self) -> int:
-        """What the packed weights take."""
+        """What the packed weights take, adapters' included."""
         return self.native.num_bytes
 
+    def add_adapter(self, adapter: Adapter) -> int:
+        """Take an adapter's matrices, rounded to the pool's type; returns the number that sequences choose it by.
+
+        Raises:
+            UnsupportedModelError: it was made for another model.
+        """
+        adapter.check(self._linear_shapes.get)
+        number = self.native.add_adapter()
+        for index in range(self._num_layers):
+            matrices = {
+                role: self._rounded(adapter.layers[layer])
+                for role, name in _LINEARS.items()
+                if (layer := _in_layer(index, name)) in adapter.layers
+            }
+            pairs = [
+                (role, weights.down.shape[0], weights.down.data_ptr(), weights.up.data_ptr(), weights.scale)
+                for role, weights in matrices.items()
+            ]
+            self.native.set_adapter_layer(number, index, pairs)
+        return number
+
+    def _rounded(self, weights: LoraWeights) -> LoraWeights:
+        dtype = self.pool.dtype
+        return LoraWeights(weights.down.to(dtype).contiguous(), weights.up.to(dtype).contiguous(), weights.scale)
+
     def forward(
-        self, token_ids: NDArray[np.int32], batch: BatchMetadata, logit_rows: NDArray[np.int32]
+        self,
+        token_ids: NDArray[np.int32],
+        batch: BatchMetadata,
+        logit_rows: NDArray[np.int32],
+        adapters: NDArray[np.int32] = _NO_ADAPTERS,
     ) -> torch.Tensor:
         """Compute one step: writes every row's keys and values to the pool and returns the logits asked for.
 
@@ -142,15 +185,16 @@ class LlamaRunner:
             token_ids: [rows] int32.
             batch: made by the pool for this step.
             logit_rows: int32 rows whose logits are wanted, in any order; may be empty (a chunk before the last).
+            adapters: [sequences] int32 numbers that `add_adapter` gave, -1 for none; or empty, for none at all.
 
         Returns:
             [logit_rows, vocabulary] float32.
 
         Raises:
-            ValueError: a token, a position or a row is out of range; nothing has been written.
+            ValueError: a token, an adapter, a position or a row is out of range; nothing has been written.
         """
         logits = torch.empty(len(logit_rows), self.vocab_size)
-        self.native.forward(token_ids, batch.native, batch.plan, logit_rows, logits.data_ptr())
+        self.native.forward(token_ids, batch.native, batch.plan, adapters, logit_rows, logits.data_ptr())
         return logits
 
     def _take_weights(self, config: Any) -> None:
@@ -162,9 +206,9 @@ class LlamaRunner:
         head_norms = _HEAD_NORMS if config.model_type == "qwen3" else {}
         for index in range(config.num_hidden_layers):
             for role, name in _LINEARS.items():
-                self._take_linear(role, index, f"model.layers.{index}.{name}")
+                self._take_linear(role, index, _in_layer(index, name))
             for role, name in {**_NORMS, **head_norms}.items():
-                self._take_norm(role, index, f"model.layers.{index}.{name}")
+                self._take_norm(role, index, _in_layer(index, name))
             self.native.encode(index)
 
     def _take_linear(self, role: str, layer: int, name: str) -> None:
