@@ -1,8 +1,8 @@
 """Caudex, vLLM and llama.cpp serving the same model to the same client, side by side in one run.
 
     python benchmarks/serving.py --json serving.json [--vllm PATH] [--llama-server PATH]
-    python benchmarks/serving.py --bits 16 --bits 8 --repeats 3       # weights in 8 bits beside bfloat16
-    python benchmarks/serving.py --scenes cd --only caudex --repeats 1     # a minute: does it run here?
+    python benchmarks/serving.py --bits 16 --bits 8                       # weights in 8 bits beside bfloat16
+    python benchmarks/serving.py --scenes cd --only caudex --repeats 1       # a minute: does it run here?
 
 Scenes (`caudex.bench.scenes`), each with fresh text every repeat:
   a  document      32 questions on one document of 1,500 tokens, 8 at a time
@@ -24,7 +24,8 @@ holds Caudex against the fastest peer whose weights have as many bits, and again
 
 A server that needs longer than `--slow` seconds for a part plays it once. One that uses no processor time for a while
 with requests open, or is not done after `--limit` seconds, is killed, started again for the next part, and the part
-counts as not answered. Peak memory is that of a server's whole process tree; start-up runs to its first healthy answer.
+counts as not answered. A turn during which other processes took more than a twentieth of the processor is played again,
+up to three times. Peak memory is that of a server's whole process tree; start-up runs to its first healthy answer.
 Ctrl-C ends all servers and shows what was measured until then.
 """
 
