@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from caudex.engine.config import EngineConfig
@@ -19,6 +21,9 @@ from caudex.engine.loading import UnsupportedModelError
 from .harness import Reference, assert_nothing_leaked, greedy, running_engine, submit
 
 peft = pytest.importorskip("peft")
+
+
+LLAMA_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def save_adapter(base: Path, folder: Path, seed: int, **settings: object) -> Path:
@@ -42,14 +47,18 @@ def reference(base: Path, adapter: Path | None, scratch: Path) -> Reference:
     return Reference(scratch)
 
 
-@pytest.mark.parametrize(("architecture", "backend"), [("llama", "cpu"), ("llama", "torch"), ("gpt2", "cpu")])
+@pytest.mark.parametrize(
+    ("architecture", "backend"),
+    [("llama", "cpu"), ("mistral", "cpu"), ("qwen2", "cpu"), ("qwen3", "cpu"), ("llama", "torch"), ("gpt2", "cpu")],
+)
 def test_adapters_share_a_batch(
     architecture: str, backend: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = tiny_model(architecture)
-    targets = ["c_attn", "c_proj"] if architecture == "gpt2" else ["q_proj", "v_proj", "down_proj"]
+    targets = ["c_attn", "c_proj"] if architecture == "gpt2" else LLAMA_PROJECTIONS
+    of_their_own = {"rank_pattern": {"layers.1.mlp.up_proj": 7, "k_proj": 1}, "alpha_pattern": {"1.mlp.[a-z]+_proj": 3}}
     folders = {
-        "law": save_adapter(base, tmp_path / "law", 1, r=4, lora_alpha=8, target_modules=targets),
+        "law": save_adapter(base, tmp_path / "law", 1, r=4, lora_alpha=8, target_modules=targets, **of_their_own),
         "verse.v2": save_adapter(
             base, tmp_path / "verse", 2, r=2, lora_alpha=4, use_rslora=True, target_modules=targets[:1]
         ),
@@ -84,19 +93,87 @@ def test_adapters_share_a_batch(
         assert_nothing_leaked(engine)
 
 
-def test_adapters_that_cannot_be_served_say_why(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def with_config(folder: Path, **changes: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def with_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+QUERY = "base_model.model.model.layers.0.self_attn.q_proj"
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another kind": (lambda folder: with_config(folder, peft_type="IA3"), "of type IA3; only LORA"),
+    "with more than matrices": (lambda folder: with_config(folder, use_dora=True), "uses use_dora"),
+    "for some tokens": (
+        lambda folder: with_config(folder, alora_invocation_tokens=[1]),
+        "uses alora_invocation_tokens",
+    ),
+    "without alpha": (lambda folder: with_config(folder, lora_alpha=None), "has lora_alpha None; expected a number"),
+    "with odd patterns": (lambda folder: with_config(folder, alpha_pattern={"(": 1}), "is no list of expressions"),
+    "without a configuration": (lambda folder: (folder / "adapter_config.json").unlink(), "it is not a LoRA adapter"),
+    "with no JSON": (lambda folder: (folder / "adapter_config.json").write_text("[1"), "is no JSON object"),
+    "with a list": (lambda folder: (folder / "adapter_config.json").write_text("[1]"), "is no JSON object"),
+    "without weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model"),
+    "pickled": (
+        lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
+        "pickled weights are not loaded",
+    ),
+    "cut off": (lambda folder: os.truncate(folder / "adapter_model.safetensors", 500), "are damaged"),
+    "empty": (lambda folder: with_tensors(folder, dict.clear), "pairs of lora_A and lora_B: none at all"),
+    "with another layer's norm": (
+        lambda folder: with_tensors(folder, lambda tensors: tensors.update(norm=torch.ones(1))),
+        "pairs of lora_A and lora_B: norm",
+    ),
+    "without half of a pair": (
+        lambda folder: with_tensors(folder, lambda tensors: tensors.pop(f"{QUERY}.lora_B.weight")),
+        rf"damaged: {QUERY}.lora_A.weight and lora_B.weight have shapes \(2, 48\) and None",
+    ),
+    "of two ranks": (
+        lambda folder: with_tensors(
+            folder, lambda tensors: tensors.update({f"{QUERY}.lora_B.weight": torch.ones(64, 3)})
+        ),
+        r"have shapes \(2, 48\) and \(64, 3\)",
+    ),
+    "of whole numbers": (
+        lambda folder: with_tensors(
+            folder, lambda tensors: tensors.update({f"{QUERY}.lora_A.weight": torch.ones(2, 48, dtype=torch.int8)})
+        ),
+        "in torch.int8 and torch.float32; expected floats",
+    ),
+    "of another width": (
+        lambda folder: with_tensors(
+            folder, lambda tensors: tensors.update({f"{QUERY}.lora_A.weight": torch.ones(2, 47)})
+        ),
+        r"q_proj.lora_A.weight has shape \(2, 47\); the model served takes \(2, 48\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_adapters_that_cannot_be_served_say_why(
+    backend: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     base = tiny_model("llama")
     plain = save_adapter(base, tmp_path / "plain", 1, r=2, target_modules=["q_proj"])
-    changes = {
-        "DoRA": ({"use_dora": True}, "use_dora"),
-        "no LoRA": ({"peft_type": "IA3"}, "of type IA3"),
-    }
-    for name, (change, message) in changes.items():
-        folder = tmp_path / name
-        shutil.copytree(plain, folder)
-        config = json.loads((folder / "adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UnsupportedModelError, match=message):
-            Engine.load(EngineConfig(model=str(base), num_blocks=8, lora_adapters={"a": folder}))
-    with pytest.raises(UnsupportedModelError, match="was made for"):
-        Engine.load(EngineConfig(model=str(tiny_model("gpt2")), num_blocks=8, lora_adapters={"a": plain}))
+
+    def load(model: Path, folder: Path) -> None:
+        Engine.load(
+            EngineConfig(model=str(model), num_blocks=8, attention_backend=backend, lora_adapters={"a": folder})
+        )
+
+    for name, (damage, message) in HOSTILE.items():
+        folder = shutil.copytree(plain, tmp_path / name)
+        damage(folder)
+        with pytest.raises((UnsupportedModelError, FileNotFoundError), match=message):
+            load(base, folder)
+    with pytest.raises(UnsupportedModelError, match=rf"made for {base}: the model served has no linear layer model"):
+        load(tiny_model("gpt2"), plain)
+    head = save_adapter(base, tmp_path / "head", 1, r=2, target_modules=["lm_head"])
+    with pytest.raises(UnsupportedModelError, match="changes the output layer"):
+        load(base, head)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        load(base, tmp_path / "nowhere")

@@ -58,12 +58,10 @@ class Adapter:
             shape_of: (outputs, inputs) of a model's linear layer, or None where there is none of that name.
 
         Raises:
-            UnsupportedModelError: the adapter was made for another model, or changes the output layer.
+            UnsupportedModelError: the adapter was made for another model.
         """
         made_for = f"made for {self.base or 'another model'}"
         for layer, weights in self.layers.items():
-            if "." not in layer:
-                raise UnsupportedModelError(f"{self} changes the output layer {layer}, which cannot be served")
             shape = shape_of(layer)
             if shape is None:
                 raise UnsupportedModelError(f"{self} was {made_for}: the model served has no linear layer {layer}")
@@ -128,24 +126,28 @@ def _read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
 
 def _pairs(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     layers = sorted(key.removesuffix(_DOWN) for key in tensors if key.endswith(_DOWN))
+    for layer in layers:
+        if "." not in layer.removeprefix(_PREFIX):
+            raise UnsupportedModelError(f"the adapter {name!r} changes the output layer, which cannot be served")
     unknown = sorted(tensors.keys() - {layer + suffix for layer in layers for suffix in (_DOWN, _UP)})
     if unknown or not layers:
         found = unknown[0] if unknown else "none at all"
         raise UnsupportedModelError(f"the adapter {name!r} holds more or less than pairs of lora_A and lora_B: {found}")
-    weights = {}
-    for layer in layers:
-        down, up = tensors[layer + _DOWN], tensors.get(layer + _UP)
-        if up is None or down.dim() != 2 or up.dim() != 2 or up.shape[1] != down.shape[0] or not down.numel():
-            shapes = f"{tuple(down.shape)} and {None if up is None else tuple(up.shape)}"
-            raise UnsupportedModelError(
-                f"the adapter {name!r} is damaged: {layer}{_DOWN} and {_UP.lstrip('.')} have shapes {shapes}; "
-                "expected (rank, inputs) and (outputs, rank)"
-            )
-        if not (down.is_floating_point() and up.is_floating_point()):
-            raise UnsupportedModelError(f"the adapter {name!r} has {layer}{_DOWN} in {down.dtype}; expected floats")
-        layer = layer.removeprefix(_PREFIX)
-        weights[layer] = LoraWeights(down, up, _scale(config, layer, down.shape[0]))
-    return weights
+    pairs = {layer.removeprefix(_PREFIX): _pair(name, layer, tensors) for layer in layers}
+    return {layer: LoraWeights(*pair, _scale(config, layer, pair[0].shape[0])) for layer, pair in pairs.items()}
+
+
+def _pair(name: str, layer: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    down, up = tensors[layer + _DOWN], tensors.get(layer + _UP)
+    if up is None or down.dim() != 2 or up.dim() != 2 or up.shape[1] != down.shape[0] or not down.numel():
+        shapes = f"{tuple(down.shape)} and {None if up is None else tuple(up.shape)}"
+        raise UnsupportedModelError(
+            f"the adapter {name!r} is damaged: {layer}{_DOWN} and {_UP.lstrip('.')} have shapes {shapes}; "
+            "expected (rank, inputs) and (outputs, rank)"
+        )
+    if not (down.is_floating_point() and up.is_floating_point()):
+        raise UnsupportedModelError(f"the adapter {name!r} has {layer} in {down.dtype} and {up.dtype}; expected floats")
+    return down, up
 
 
 def _scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
