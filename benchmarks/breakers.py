@@ -1,11 +1,15 @@
 """Plants breakers of every kind in logs of several workloads and forms, and tells which are named, placed and mended.
 
     python benchmarks/breakers.py [--traces FOLDER] [--forms messages,prompts] [--names iso_clock_head,...] [--jobs 2]
+                                  [--record FILE]
 
 A breaker counts as found where the first finding has its kind, lies where requests part in the broken log, and brings
 the clean log's own hit rate when mended. Prints a line for each that is not, and a table by workload and form; with
 `--all` a line for each. With `--traces` (a folder with `text/tau_airline.openai.jsonl.gz` and
 `text/lmcache_miniswe.plain.jsonl.gz`) real logs are broken too. Exit status 1 where anything was missed.
+
+It takes about half an hour a form. `--record` writes a line of JSON as each trial ends, and leaves out those that the
+file already holds: a run that was stopped goes on, and only what a change may have touched need be deleted from it.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -122,14 +128,26 @@ def trials(options: argparse.Namespace) -> Iterator[Trial]:
                     yield Trial(name, form, plant.name)
 
 
-def run(options: argparse.Namespace, console: Console) -> list[Outcome]:
-    todo = list(trials(options))
-    outcomes = []
+def recorded(path: Path | None) -> dict[Trial, Outcome]:
+    if path is None or not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text().splitlines())
+    outcomes = (Outcome(Trial(**row["trial"]), row["faults"], row["line"]) for row in rows)
+    return {outcome.trial: outcome for outcome in outcomes}
+
+
+def run(options: argparse.Namespace, console: Console, record: TextIO | None) -> list[Outcome]:
+    known = recorded(options.record)
+    wanted = list(trials(options))
+    outcomes = [known[trial] for trial in wanted if trial in known]
+    todo = [trial for trial in wanted if trial not in known]
     with ProcessPoolExecutor(options.jobs) as pool, Progress(console=console) as progress:
         task = progress.add_task("planting", total=len(todo))
         for done in as_completed([pool.submit(outcome, trial, options.traces) for trial in todo]):
             result = done.result()
             outcomes.append(result)
+            if record is not None:
+                print(json.dumps(asdict(result)), file=record, flush=True)
             if result.faults or options.all:
                 wrong = "WRONG: " + ", ".join(result.faults) if result.faults else ""
                 progress.print(result.line, wrong, soft_wrap=True)
@@ -156,8 +174,10 @@ def main() -> int:
     parser.add_argument("--names", default="")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="a line for each breaker, not just for those missed")
+    parser.add_argument("--record", type=Path, help="keep outcomes in this file, and go on from those in it")
     options = parser.parse_args()
-    outcomes = run(options, Console(stderr=True))
+    with nullcontext() if options.record is None else options.record.open("a") as record:
+        outcomes = run(options, Console(stderr=True), record)
     console = Console()
     console.print(table_of(outcomes))
     missed = sum(bool(o.faults) for o in outcomes)

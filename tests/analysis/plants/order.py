@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import unicodedata
 from collections.abc import Callable
@@ -54,6 +55,25 @@ def _keys_of_one(items: list[Any], number: int) -> list[Any]:
 def _some(items: list[Any], number: int) -> list[Any]:
     rng = random.Random(number)
     return [tool for tool in items if rng.random() < 0.75] or items[:1]
+
+
+def _none(items: list[Any], number: int) -> list[Any]:
+    """A third of the requests have no tools at all."""
+    return [] if random.Random(number).random() < 0.33 else items
+
+
+def _blanks_behind(items: list[Any], number: int) -> list[Any]:
+    for tool in items:
+        tool["function"]["description"] += " " * (number % 3)
+    return items
+
+
+def _release(items: list[Any], number: int) -> list[Any]:
+    for tool in items:
+        tool["function"]["description"] = (
+            f"(v{1 + random.Random(number).randrange(3)}) {tool['function']['description']}"
+        )
+    return items
 
 
 def _plugin(items: list[Any], number: int) -> list[Any]:
@@ -132,11 +152,33 @@ _FORMS: dict[str, list[Callable[[str], str]]] = {
         lambda t: unicodedata.normalize("NFC", "Café rules: " + t),
         lambda t: unicodedata.normalize("NFD", "Café rules: " + t),
     ],
+    "byte_order_mark": [str, lambda t: "\ufeff" + t],
+    "zero_width_space": [str, lambda t: t.replace(" ", " \u200b", 1)],
+    "json_indent": [lambda t, n=n: json.dumps(_CONFIG, indent=n) + "\n" + t for n in (None, 2, 4)],  # type: ignore[misc]
+    "json_separators": [
+        lambda t, s=s: json.dumps(_CONFIG, separators=s) + "\n" + t  # type: ignore[misc]
+        for s in ((",", ":"), (", ", ": "))
+    ],
+    "html_escaped": [lambda t: f'Say "please" & smile. {t}', lambda t: f"Say &quot;please&quot; &amp; smile. {t}"],
     "smart_quotes": [
         lambda t: 'Say "please" and don\'t shout. ' + t,
         lambda t: "Say “please” and don’t shout. " + t,
     ],
 }
+
+
+_CONFIG = {"locale": "en", "features": {"upsell": False, "refunds": True}, "limits": {"bags": 2}, "desk": "EU-2"}
+
+
+def _sections_shuffled(seed: Seed) -> Mutator:
+    """Sections under headings, which the text is given first."""
+
+    def with_sections(number: int, body: Body, text: str) -> str:
+        sections = [f"## {topic.title()}\n\n{'Ask first. ' * 3}\n\n- {rule[2:]}"
+                    for topic, rule in zip(_TOPICS, _RULES, strict=True)]  # fmt: skip
+        return "\n\n".join(_shuffled(sections, seed(number, body))) + f"\n\n# Task\n\n{text}"
+
+    return _in_system(with_sections)
 
 
 def _drift(form: str) -> Mutator:
@@ -163,10 +205,17 @@ ORDER = [
           _tools(lambda items, n: [_other_keys(tool, random.Random(n)) for tool in items]), "tools"),
     plant("keys_of_one_tool", "tool_keys_reordered", r"^declaration of tool", _tools(_keys_of_one), "tools"),
     plant("tools_chosen", "tool_set_changing", _TOOL, _tools(_some), "tools", 0.02),
+    plant("tools_left_out", "tool_set_changing", r"^tools", _tools(_none), "tools turns"),
+    plant("tools_of_three_releases", "system_prompt_versions", _TOOL, _tools(_release), "tools"),
+    plant("blanks_behind_descriptions", "whitespace_drift", r"^declaration of tool", _tools(_blanks_behind), "tools"),
     plant("plugin_in_front", "tool_set_changing", _TOOL, _tools(_plugin), "tools"),
     plant("shots_in_system", "few_shot_reordered", _SYSTEM, _shots(lambda n, _: str(n)), "", clean=_shots(_fixed)),
     plant("shots_behind_system", "few_shot_reordered", _SYSTEM, _shots(lambda n, _: str(n), in_front=False), "messages",
           clean=_shots(_fixed, in_front=False)),
+    plant("shots_by_session", "few_shot_reordered", _SYSTEM, _shots(lambda _, b: session_of(b)), "messages sessions",
+          clean=_shots(_fixed)),
+    plant("sections_shuffled", "few_shot_reordered", _SYSTEM, _sections_shuffled(lambda n, _: str(n)), "messages",
+          clean=_sections_shuffled(_fixed)),
     plant("rules_shuffled", "few_shot_reordered", _SYSTEM, _rules(lambda n, _: str(n)), "", clean=_rules(_fixed)),
     plant("retrieved_shuffled", "passages_reordered", r"^user message", _retrieved(lambda _, b: session_of(b)),
           "messages sessions", clean=_retrieved(_fixed)),
@@ -181,6 +230,9 @@ ORDER = [
           "messages sessions", 0.02),
     plant("ab_test_by_request", "system_prompt_versions", _SYSTEM,
           _in_system(lambda n, _, text: _version(text, random.Random(n).randrange(3))), "messages"),
+    plant("word_of_a_rule", "system_prompt_versions", _SYSTEM,
+          _in_system(lambda n, _, text: f"{random.Random(n).choice(('Always', 'Never'))} greet the user.\n{text}"),
+          "messages sessions"),
     plant("versions_in_the_middle", "system_prompt_versions", _SYSTEM,
           _in_system(lambda n, _, text: _middle_version(text, random.Random(n).randrange(2))), "messages"),
 ]  # fmt: skip

@@ -52,6 +52,12 @@ def _profile(body: Body) -> str:
     )
 
 
+def _profile_json(body: Body) -> str:
+    rng = random.Random(session_of(body) + "json")
+    born = f"{rng.randrange(1950, 2004)}-0{rng.randrange(1, 10)}-1{rng.randrange(10)}"
+    return json.dumps({"name": _name(body), "tier": rng.choice(("gold", "silver")), "dob": born})
+
+
 def _load(rng: random.Random) -> str:
     return f"cpu {rng.random():.3f} mem {rng.random():.3f} queue {rng.randrange(90)}"
 
@@ -161,6 +167,7 @@ VALUES = [
     plant("user_email_middle", "user_name", _SYSTEM,
           at_line(lambda _, b: f"Logged-in user: {_name(b).lower().replace(' ', '.')}@example.com", 0.4), "sessions"),
     plant("user_profile_head", "user_name", _HEAD, at_line(lambda _, b: _profile(b), 0), "sessions"),
+    plant("user_profile_json", "user_name", _HEAD, at_line(lambda _, b: _profile_json(b), 0), "sessions"),
     plant("user_id_head", "user_name session_id", _HEAD,
           at_line(lambda _, b: f"user_id=usr_{random.Random(session_of(b)).getrandbits(40):010x}", 0), "sessions"),
     plant("customer_number", "user_name session_id tenant_name", _SYSTEM,

@@ -28,7 +28,7 @@ def _defect(candidate: Candidate) -> tuple[object, ...] | None:
     place = candidate.place
     part = "tool" if place.tool is not None else place.role
     if candidate.kind in _NAMED_VALUES or candidate.kind == "whitespace_drift":
-        return candidate.kind, part, "changes" in candidate.details
+        return candidate.kind, part, "sessions" in candidate.details
     if candidate.kind == "system_prompt_versions" and part == "tool":
         return candidate.kind, part
     if candidate.kind == "varying_value" and candidate.examples[0].before.strip():

@@ -21,6 +21,7 @@ from caudex.analysis.corpus import by_session, head_length, text_of
 from caudex.trace.request import Message, Request
 
 MIN_PASSAGE_CHARS = 40
+MIN_LINE_CHARS = 16
 SEARCHED_CHARS = 1 << 15
 """A plain prompt's passages are looked for up to here."""
 
@@ -37,7 +38,13 @@ SHOWN_PASSAGES = 6
 _LABEL = re.compile(
     r"(\W*(?:example|document|doc|passage|source|context|item|case|q|#)?\W{0,3})(\d{1,4})(?=\W)", re.IGNORECASE
 )
-_BREAKS = (re.compile(r"(\n\s*\n+)"), re.compile(r"(?<=>)(\n)(?=<)"), re.compile(r"(\n)"))
+_BREAKS = (
+    (re.compile(r"(\n\s*\n+)"), MIN_PASSAGE_CHARS),
+    (re.compile(r"(\n+)(?=#{1,6} )"), MIN_LINE_CHARS),
+    (re.compile(r"(?<=>)(\n)(?=<)"), MIN_PASSAGE_CHARS),
+    (re.compile(r"(\n)"), MIN_LINE_CHARS),
+)
+"""Paragraphs, sections under a heading, elements of XML, lines; and how long one is that is a passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class _Split:
     piece must be to be a passage."""
 
     cut: Callable[[str], list[str]]
-    min_chars: int = MIN_PASSAGE_CHARS
+    min_chars: int
 
 
 def find_reordered(requests: list[Request]) -> Iterator[Candidate]:
@@ -70,7 +77,7 @@ def find_reordered(requests: list[Request]) -> Iterator[Candidate]:
 def _splits(texts: dict[int, str]) -> Iterator[_Split]:
     """Ways to cut texts into passages: at what separates them, or, of token ids, wherever their order varies."""
     if not any(map(is_unread, texts.values())):
-        yield from (_Split(pattern.split) for pattern in _BREAKS)
+        yield from (_Split(pattern.split, least) for pattern, least in _BREAKS)
         return
     for k in CUT_GRAMS:
         yield _Split(_cutting(Cutter(texts.values(), k)), min(CHARS_PER_TOKEN * k, MIN_PASSAGE_CHARS))
@@ -121,7 +128,8 @@ class _Order:
         return all(self.ranks[a] < self.ranks[b] for a, b in pairwise(self.found[index]))
 
     def sorted(self, text: str) -> str:
-        """Sorts the shared passages among the places they hold; numbers stay with the places, other text stays put."""
+        """Sorts the shared passages among the places they hold; numbers stay with the places, other text stays put, and
+        what blanks a passage brought along go: one kind of gap is between all."""
         pieces = self.split.cut(text)
         ranks = {
             place: rank
@@ -131,7 +139,12 @@ class _Order:
         passages = [pieces[place] for place in sorted(ranks, key=ranks.__getitem__)]
         for number, (place, passage) in enumerate(zip(ranks, passages, strict=True), start=1):
             label = _LABEL.match(passage)
-            pieces[place] = f"{label[1]}{number}{passage[label.end() :]}" if label else passage
+            numbered = f"{label[1]}{number}{passage[label.end() :]}" if label else passage
+            pieces[place] = numbered if is_unread(passage) else numbered.strip()
+        gaps = [place + 1 for place in ranks if place + 1 < len(pieces) and pieces[place + 1].isspace()]
+        usual = Counter(pieces[gap] for gap in gaps).most_common(1)
+        for gap in gaps:
+            pieces[gap] = usual[0][0]
         return "".join(pieces)
 
     def brings_alike(self, texts: dict[int, str]) -> bool:

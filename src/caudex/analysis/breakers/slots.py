@@ -6,6 +6,8 @@ at the opening of conversations. Text that is equal but for a few places is one 
 
 from __future__ import annotations
 
+import html
+import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -72,14 +74,15 @@ def find_slots_at(sites: list[Site], requests: list[Request], read: Callable[[st
 
 
 _PLAIN_MARKS = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "−": "-"})
+_UNSEEN_MARKS = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff]")
 
 
 def normal_form(text: str) -> str:
-    """A text without what carries no meaning: runs and kinds of whitespace, Unicode forms, kinds of quotes and dashes,
-    list markers, case."""
-    text = unicodedata.normalize("NFKC", text).translate(_PLAIN_MARKS)
-    lines = (" ".join(line.casefold().split()) for line in text.splitlines())
-    return " ".join(line.lstrip("-*• ").strip() for line in lines if line)
+    """A text without what carries no meaning: whitespace, marks that do not show (a byte order mark, a soft hyphen),
+    Unicode forms, kinds of quotes and dashes, list markers, case."""
+    text = unicodedata.normalize("NFKC", _UNSEEN_MARKS.sub("", html.unescape(text))).translate(_PLAIN_MARKS)
+    lines = ("".join(line.casefold().split()) for line in text.splitlines())
+    return "".join(line.lstrip("-*•") for line in lines)
 
 
 def _whitespace_drift(site: Site, texts: dict[int, str], requests: list[Request]) -> Candidate | None:

@@ -118,31 +118,44 @@ def _keys_reordered(requests: list[Request], with_tools: list[int]) -> Candidate
 
 
 def _set_changing(requests: list[Request], with_tools: list[int]) -> Candidate | None:
+    """Other tools from request to request, and none in some requests of a conversation that has tools in others."""
     first_use: dict[frozenset[str], int] = {}
     frequency: Counter[str] = Counter()
+    own_of_session: dict[str | None, frozenset[str]] = {}
     for index in with_tools:
         names = _names(requests[index])
         first_use.setdefault(frozenset(names), index)
         frequency.update(names)
+        if requests[index].session is not None:
+            own_of_session.setdefault(requests[index].session, frozenset(names))
     kits = _kits(list(first_use))
     most = max(kits, key=len)
-    if len(most) < 2:
+    bare = next((n for n, r in enumerate(requests) if not r.tools and r.messages and r.session in own_of_session), None)
+    if len(most) > 1:
+        pair = first_use[most[0]], first_use[most[1]]
+    elif bare is not None:
+        pair = first_use[own_of_session[requests[bare].session]], bare
+    else:
         return None
-    i, j = first_use[most[0]], first_use[most[1]]
-    odd = sorted(most[0] ^ most[1])
+    sets = [frozenset(_names(requests[index])) for index in pair]
+    odd = sorted(sets[0] ^ sets[1])
     return Candidate(
         kind="tool_set_changing",
-        title=f"{len(most)} different sets of tools",
+        title=f"{len(most) + (bare is not None)} different sets of tools",
         place=Place("tools", tool=odd[0] if odd else None),
-        examples=(
-            Example(requests[i].line, ", ".join(_names(requests[i]))[:200]),
-            Example(requests[j].line, ", ".join(_names(requests[j]))[:200]),
-        ),
+        examples=tuple(Example(requests[index].line, _set_shown(requests[index], odd)) for index in pair),
         mend="Send the same tools every time, in one order, and say which may be called with tool_choice",
-        rewrite=_union_of_tools(requests, kits, frequency),
-        pair=(i, j),
-        details={"sets": len(most), "tools": len(frozenset().union(*most))},
+        rewrite=_union_of_tools(requests, kits, frequency, own_of_session),
+        pair=pair,
+        details={"sets": len(most) + (bare is not None), "tools": len(frozenset().union(*most))},
     )
+
+
+def _set_shown(request: Request, odd: list[str]) -> str:
+    """A request's tools by name, those that not every request has first: lists are cut short where they are shown."""
+    names = _names(request)
+    told = sorted(names, key=lambda name: name not in odd)
+    return ", ".join(told)[:200] or "no tools"
 
 
 def _kits(sets: list[frozenset[str]]) -> list[list[frozenset[str]]]:
@@ -161,7 +174,12 @@ def _kits(sets: list[frozenset[str]]) -> list[list[frozenset[str]]]:
     return kits
 
 
-def _union_of_tools(requests: list[Request], kits: list[list[frozenset[str]]], frequency: Counter[str]) -> Rewrite:
+def _union_of_tools(
+    requests: list[Request],
+    kits: list[list[frozenset[str]]],
+    frequency: Counter[str],
+    own_of_session: dict[str | None, frozenset[str]],
+) -> Rewrite:
     declared: dict[str, Tool] = {}
     for request in requests:
         for tool in request.tools or ():
@@ -171,15 +189,12 @@ def _union_of_tools(requests: list[Request], kits: list[list[frozenset[str]]], f
         order = sorted(frozenset().union(*kit), key=lambda name: (-frequency[name], name))
         whole_kit.update(dict.fromkeys(kit, order))
 
-    def rewrite(log: list[Request]) -> list[Request]:
-        mended = []
-        for request in log:
-            order = whole_kit.get(frozenset(_names(request))) if request.tools else None
-            if order is None:
-                mended.append(request)
-                continue
-            own = {tool_name(tool): tool for tool in request.tools or ()}
-            mended.append(replace(request, tools=[own.get(name, declared[name]) for name in order]))
-        return mended
+    def mend(request: Request) -> Request:
+        names = frozenset(_names(request)) if request.tools else own_of_session.get(request.session, frozenset())
+        order = whole_kit.get(names)
+        if order is None:
+            return request
+        own = {tool_name(tool): tool for tool in request.tools or ()}
+        return replace(request, tools=[own.get(name, declared[name]) for name in order])
 
-    return rewrite
+    return lambda log: [mend(request) for request in log]

@@ -30,6 +30,8 @@ _WORD_DATE = re.compile(
 )
 _WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b", re.IGNORECASE)
 _MAX_COUNTER_STEP = 16
+_MAX_YEARS_OF_A_LOG = 3
+_MAX_PROFILE_CHARS = 160
 _CLOCK_PART = re.compile(
     rf"(?:[\d\s.,:/+TZh-]|[ap]\.?m\b|st\b|nd\b|rd\b|th\b|{_MONTHS}|{_WEEKDAY.pattern})+", re.IGNORECASE
 )
@@ -82,7 +84,8 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     per_session = _kept_by_session(uses)
     if any(character >= FIRST_TOKEN_CHARACTER for value in distinct for character in value[:1]):
         return ValueKind("varying_value", per_session)
-    if share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct):
+    dated = share(_looks_like_clock, distinct) >= 0.8 or _is_epoch(distinct)
+    if dated and not (per_session and _is_birthday(values)):
         return ValueKind("clock", per_session, _period(uses, before))
     if (
         _CLOCK_WORDS.search(f"{before[-40:]} {after[:12]}")
@@ -99,16 +102,25 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
         return ValueKind("request_counter" if _is_counter(uses) else "request_id", False)
     if _is_function_of_tenant(uses):
         return ValueKind("tenant_name", False)
-    if share(_is_short_word, distinct) >= 0.9 and _USER_WORDS.search(names):
-        return ValueKind("user_name", False)
-    if share(_is_short_word, distinct) >= 0.9 and _TENANT_WORDS.search(names):
-        return ValueKind("tenant_name", False)
+    if share(_is_short_word, distinct) >= 0.9 and not _tells_sessions(uses):
+        if _USER_WORDS.search(names):
+            return ValueKind("user_name", False)
+        if _TENANT_WORDS.search(names):
+            return ValueKind("tenant_name", False)
     return ValueKind("varying_value", False)
+
+
+def _tells_sessions(uses: list[ValueUse]) -> bool:
+    """Whether any conversation has several requests: what changes within one names neither its user nor its tenant."""
+    sessions = [use.session for use in uses if use.session is not None]
+    return len(set(sessions)) < len(sessions)
 
 
 def _owner_kind(uses: list[ValueUse], names: str, distinct: set[str]) -> str:
     if _is_function_of_tenant(uses):
         return "user_name" if _USER_WORDS.search(names) else "tenant_name"
+    if share(lambda value: len(value) <= _MAX_PROFILE_CHARS, distinct) < 0.8:
+        return "varying_value"
     for kind, words in (("user_name", _USER_WORDS), ("tenant_name", _TENANT_WORDS), ("session_id", _SESSION_WORDS)):
         if words.search(names):
             return kind
@@ -134,6 +146,12 @@ def _looks_like_clock(value: str) -> bool:
 def may_be_part_of_a_clock(values: set[str]) -> bool:
     """Whether these could be what varies of a date or a time: numbers, names of days and months, am and pm."""
     return share(lambda value: _CLOCK_PART.fullmatch(value.strip()) is not None, values) >= 0.8
+
+
+def _is_birthday(values: list[str]) -> bool:
+    """Whether these are dates of any year, in no order: a clock's are of the days of the log, and rise."""
+    years = [int(year) for value in values for year in re.findall(r"\b(?:19|20)\d{2}\b", value)]
+    return len(set(years)) > _MAX_YEARS_OF_A_LOG
 
 
 def _is_epoch(distinct: set[str]) -> bool:
