@@ -29,6 +29,25 @@ def test_pieces_are_the_text_and_never_split_a_character(prompt: str, text: str)
         assert not any("�" in piece for piece in pieces)
 
 
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet="aé€😀", min_size=1, max_size=40), data=st.data())
+def test_a_prompt_may_end_inside_a_character(text: str, data: st.DataObject) -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    ids = tokenizer.encode(text)
+    cut = data.draw(st.integers(0, len(ids)))
+    detokenizer = IncrementalDetokenizer(tokenizer, ids[:cut])
+    pieces = [detokenizer.push(token) for token in ids[cut:]]
+    assert "".join(pieces) + detokenizer.flush() == text[len(tokenizer.decode(ids[:cut])) :]
+
+
+def test_bytes_that_never_make_a_character_are_held_back_for_a_while_only(tokenizer: Tokenizer) -> None:
+    half = tokenizer.encode("😀")[:2]
+    detokenizer = IncrementalDetokenizer(tokenizer, [])
+    pieces = [detokenizer.push(token) for token in half * 100 + tokenizer.encode("ab")]
+    assert set("".join(pieces[:200])) == {"�"}
+    assert "".join(pieces).endswith("�ab")
+
+
 def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer, [])
     assert [detokenizer.push(token) for token in tokenizer.encode("a😀")[:3]] == ["a", "", ""]

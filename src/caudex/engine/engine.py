@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -260,6 +260,14 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request within one step, with finish reason `abort`; an unknown or finished id is ignored."""
         self._loop.commands.put(Abort(request_id))
+
+    def after_outputs(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called on the engine's thread whenever outputs have been given and no more follow at once.
+
+        For owners that pass outputs on to another thread: one wake-up does for all of a step. It must return at once
+        and never raise.
+        """
+        self._loop.after_outputs.append(callback)
 
     def stats(self) -> EngineStats:
         """Counters and gauges as they were after the last step."""

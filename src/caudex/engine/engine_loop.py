@@ -60,6 +60,9 @@ class EngineLoop:
     """Takes commands, runs steps, gives outputs. Everything but `commands` and `stats` is its thread's own.
 
     A step: schedule -> copy blocks -> run the model -> sample -> give tokens to their streams -> let go of what ended.
+
+    What `after_outputs` has is called between a step's outputs and the model's next run: the threads that it wakes then
+    find the interpreter lock free for as long as that takes, and the step has been prepared without them.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class EngineLoop:
         check_invariants: bool,
     ) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.after_outputs: list[Callable[[], None]] = []
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -105,6 +109,7 @@ class EngineLoop:
             self._end(stream, "abort" if error is None else "error", None if error is None else repr(error))
         self._scheduler.pins.release_all()
         self.stats = self._collect_stats()
+        self._call_after_outputs()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if cache or scheduler are not what they should be."""
@@ -116,6 +121,8 @@ class EngineLoop:
     def _take_commands(self) -> None:
         """Carry out what other threads asked for; wait for something if there is nothing else to do."""
         idle = not self._scheduler.has_requests and not self._stopping
+        if idle:
+            self._call_after_outputs()
         wait = self._scheduler.pins.seconds_to_next() if idle else 0.0
         with suppress(queue.Empty):
             self._carry_out(self.commands.get(block=idle, timeout=wait))
@@ -173,7 +180,9 @@ class EngineLoop:
         """Run the model on a step's tokens, and sample one for every request that is due one."""
         if step.copies:
             self._runner.copy_blocks(copy_rows(step.copies))
-        logits = self._runner.run(step.batch())
+        batch = step.batch()
+        self._call_after_outputs()
+        logits = self._runner.run(batch)
         if any(chunk.state.is_scoring for chunk in step.chunks):
             logits = self._score_prompts(step, logits)
         self._scheduler.complete(step)
@@ -183,6 +192,10 @@ class EngineLoop:
             logits = logits[[place for _, place in step.sampling_places()]]
         streams = [self._streams[state.request_id] for state, _ in step.sampling_places()]
         return list(zip(streams, sample(logits, [stream.sampling_row() for stream in streams]), strict=True))
+
+    def _call_after_outputs(self) -> None:
+        for callback in self.after_outputs:
+            callback()
 
     def _score_prompts(self, step: Step, logits: Tensor) -> Tensor:
         """Score the tokens of the prompts that are to be; the rows that are left are sampled from."""

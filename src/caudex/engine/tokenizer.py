@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.decoders import DecodeStream
 
 from caudex.engine.types import ChatTemplateError
 
 Message = Mapping[str, Any]
+
+REPLACEMENT = "\ufffd"
+"""What stands for bytes that are no whole character."""
 
 
 class Tokenizer:
@@ -66,6 +71,14 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no whole UTF-8 character come out as U+FFFD."""
         return str(self._rust.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def decode_stream(self, context: Sequence[int]) -> Callable[[int], str | None] | None:
+        """A function that takes the tokens after `context` one by one and gives the text that each completes, or None
+        while a character is unfinished. There is none where `context` itself ends in an unfinished character.
+        """
+        if self.decode(context).endswith(REPLACEMENT):
+            return None
+        return partial(DecodeStream(list(context), skip_special_tokens=True).step, self._rust)
 
     def token(self, token_id: int) -> str:
         """Text of one token alone, as log-probability lists show it."""

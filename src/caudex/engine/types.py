@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from caudex.cache.namespace import ADAPTER_SEPARATOR
 
 GrammarKind: TypeAlias = Literal["json_schema", "regex", "choice", "lark"]
@@ -182,12 +184,13 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):
     """What one engine step added to a request. `text` is the new text only; the last output has a `finish_reason`.
 
     The first output has the `prompt_logprobs` that were asked for, one entry for each prompt token but the first. An
     `error` that the request itself has caused names the field in `error_field`.
+
+    A struct of msgspec, since one is made a token: a frozen dataclass with as many fields takes ten times as long.
     """
 
     request_id: str
@@ -202,6 +205,21 @@ class RequestOutput:
     error: str | None = None
     error_field: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this ends a request that was given up or went wrong."""
+        return self.finish_reason == "error" or self.finish_reason == "abort"
+
+    def joined(self, later: RequestOutput) -> RequestOutput:
+        """What this output and the one after it have added together."""
+        return msgspec.structs.replace(
+            later,
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

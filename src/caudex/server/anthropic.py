@@ -60,13 +60,12 @@ class MessageRenderer:
         self._model = model
         self._started = False
 
-    def event(self, item: ChoiceOutput) -> bytes:
+    def event(self, item: ChoiceOutput, choices: list[Choice]) -> bytes:
         text = item.output.text
         opening = b"" if self._started else self._opening(item)
         if not text:
             return opening
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-        return opening + named(delta)
+        return opening + DELTA.with_text(text)
 
     def closing(self, choices: list[Choice]) -> bytes:
         (choice,) = choices
@@ -94,6 +93,13 @@ class MessageRenderer:
 
 def named(event: dict[str, Any]) -> bytes:
     return sse.event(event, event["type"])
+
+
+def text_delta(text: str) -> bytes:
+    return named({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
+
+
+DELTA = sse.TextEvent(text_delta)
 
 
 def stop(choice: Choice) -> dict[str, Any]:

@@ -101,17 +101,19 @@ class ChatRenderer:
         self._prompt = prompt
         self._samples = fields.num_samples
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
-        self._seen = [Choice() for _ in range(self._samples)]
         self._takes_calls = bool(fields.tools) and fields.tool_choice != "none"
         self._readers = [ToolCallReader() for _ in range(self._samples)]
         self._num_calls = [0] * self._samples
+        self._is_plain = not (self._shows_tokens or self._takes_calls or fields.usage_in_chunks)
+        self._texts: dict[int, sse.TextEvent] = {}
 
-    def event(self, item: ChoiceOutput) -> bytes:
-        output, choice = item.output, self._seen[item.choice]
-        opening = b"" if choice.token_ids else self._opening(item.choice)
-        choice.add(output)
+    def event(self, item: ChoiceOutput, choices: list[Choice]) -> bytes:
+        output = item.output
+        opening = self._opening(item.choice, choices) if choices[item.choice].begins_with(output) else b""
         if not output.text and output.finish_reason is None and not self._shows_tokens:
             return opening
+        if self._is_plain and output.finish_reason is None:
+            return opening + self._text_event(item.choice).with_text(output.text)
         rendered: dict[str, Any] = {
             "index": item.choice,
             "delta": self._delta(item),
@@ -122,7 +124,7 @@ class ChatRenderer:
             rendered["stop_reason"] = output.stop_reason
         if self._fields.return_token_ids:
             rendered["token_ids"] = output.token_ids
-        return opening + self._chunk([rendered])
+        return opening + self._chunk([rendered], choices)
 
     def closing(self, choices: list[Choice]) -> bytes:
         if not self._fields.usage_at_end:
@@ -145,17 +147,24 @@ class ChatRenderer:
     def _shows_tokens(self) -> bool:
         return bool(self._fields.logprobs or self._fields.return_token_ids)
 
-    def _opening(self, index: int) -> bytes:
+    def _text_event(self, index: int) -> sse.TextEvent:
+        """What a choice's text is sent in while nothing else is to be told."""
+        if index not in self._texts:
+            rendered = {"index": index, "logprobs": None, "finish_reason": None}
+            self._texts[index] = sse.TextEvent(lambda text: self._chunk([rendered | {"delta": {"content": text}}], []))
+        return self._texts[index]
+
+    def _opening(self, index: int, choices: list[Choice]) -> bytes:
         delta = {"role": "assistant", "content": ""}
         rendered: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if self._fields.return_token_ids:
             rendered["prompt_token_ids"] = self._prompt
-        return self._chunk([rendered])
+        return self._chunk([rendered], choices)
 
-    def _chunk(self, rendered: list[dict[str, Any]]) -> bytes:
+    def _chunk(self, rendered: list[dict[str, Any]], choices: list[Choice]) -> bytes:
         chunk: dict[str, Any] = self._frame | {"object": "chat.completion.chunk", "choices": rendered}
         if self._fields.usage_in_chunks:
-            chunk["usage"] = usage(self._seen, self._samples)
+            chunk["usage"] = usage(choices, self._samples)
         elif self._fields.usage_at_end:
             chunk["usage"] = None
         return sse.event(chunk)

@@ -147,19 +147,21 @@ class CompletionRenderer:
         self._frame = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._prompts = prompts
         self._echoes = echoes
-        self._seen = [Choice() for _ in range(len(prompts) * self._samples)]
-        self._offsets = [0] * len(self._seen)
+        self._offsets = [0] * (len(prompts) * self._samples)
+        self._is_plain = not (self._shows_tokens or fields.usage_in_chunks)
+        self._texts: dict[int, sse.TextEvent] = {}
 
-    def event(self, item: ChoiceOutput) -> bytes:
-        output, choice = item.output, self._seen[item.choice]
-        first = not choice.token_ids
-        choice.add(output)
-        text = self._echoes[item.choice // self._samples] + output.text if first else output.text
+    def event(self, item: ChoiceOutput, choices: list[Choice]) -> bytes:
+        output, text = item.output, item.output.text
+        if self._echoes[item.choice // self._samples] and choices[item.choice].begins_with(output):
+            text = self._echoes[item.choice // self._samples] + text
         if not text and output.finish_reason is None and not self._shows_tokens:
             return b""
+        if self._is_plain and output.finish_reason is None:
+            return self._text_event(item.choice).with_text(text)
         rendered = self._choice(item.choice, text, output)
         rendered |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-        return sse.event(self._chunk([rendered]))
+        return sse.event(self._chunk([rendered], choices))
 
     def closing(self, choices: list[Choice]) -> bytes:
         if not self._fields.usage_at_end:
@@ -178,10 +180,17 @@ class CompletionRenderer:
     def _shows_tokens(self) -> bool:
         return self._fields.logprobs is not None or bool(self._fields.return_token_ids)
 
-    def _chunk(self, rendered: list[dict[str, Any]]) -> dict[str, Any]:
+    def _text_event(self, index: int) -> sse.TextEvent:
+        """What a choice's text is sent in while nothing else is to be told."""
+        if index not in self._texts:
+            rendered = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
+            self._texts[index] = sse.TextEvent(lambda text: sse.event(self._chunk([rendered | {"text": text}], [])))
+        return self._texts[index]
+
+    def _chunk(self, rendered: list[dict[str, Any]], choices: list[Choice]) -> dict[str, Any]:
         chunk = self._frame | {"choices": rendered}
         if self._fields.usage_in_chunks:
-            chunk["usage"] = usage(self._seen, self._samples)
+            chunk["usage"] = usage(choices, self._samples)
         elif self._fields.usage_at_end:
             chunk["usage"] = None
         return chunk

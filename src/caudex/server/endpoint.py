@@ -56,11 +56,15 @@ class Choice:
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
 
+    def begins_with(self, output: RequestOutput) -> bool:
+        """Whether `output`, which was added last, has the first tokens."""
+        return len(self.token_ids) == len(output.token_ids)
+
 
 class Renderer(Protocol):
-    """Writes a protocol's answer. Sees every output once, in order; `choices` is what it may rely on afterwards."""
+    """Writes a protocol's answer. Sees every output once, in order; `choices` is all there is so far, it included."""
 
-    def event(self, item: ChoiceOutput) -> bytes:
+    def event(self, item: ChoiceOutput, choices: list[Choice]) -> bytes:
         """The server-sent events that one output gives rise to; may be empty."""
 
     def closing(self, choices: list[Choice]) -> bytes:
@@ -120,18 +124,21 @@ class GenerationEndpoint:
                 await collect(outputs, prepared, send)
 
 
-async def stream(outputs: AsyncIterator[ChoiceOutput], prepared: Prepared, send: Send) -> None:
-    """Send events as outputs come. The status waits for the first output, so that early failures keep their own."""
+async def stream(outputs: AsyncIterator[list[ChoiceOutput]], prepared: Prepared, send: Send) -> None:
+    """Send events as outputs come, those of a step in one piece. The status waits for the first output, so that early
+    failures keep their own."""
     renderer, choices, started = prepared.renderer, [Choice() for _ in prepared.requests], False
     try:
-        async for item in outputs:
-            choices[item.choice].add(item.output)
-            event = renderer.event(item)
+        async for items in outputs:
+            events = b""
+            for item in items:
+                choices[item.choice].add(item.output)
+                events += renderer.event(item, choices)
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
                 started = True
-            if event:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
         ending = renderer.closing(choices)
     except APIError as error:
         if not started:
@@ -140,11 +147,12 @@ async def stream(outputs: AsyncIterator[ChoiceOutput], prepared: Prepared, send:
     await send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
-async def collect(outputs: AsyncIterator[ChoiceOutput], prepared: Prepared, send: Send) -> None:
+async def collect(outputs: AsyncIterator[list[ChoiceOutput]], prepared: Prepared, send: Send) -> None:
     """Send one JSON when every choice has finished."""
     choices = [Choice() for _ in prepared.requests]
-    async for item in outputs:
-        choices[item.choice].add(item.output)
+    async for items in outputs:
+        for item in items:
+            choices[item.choice].add(item.output)
     await send_json(send, prepared.renderer.body(choices))
 
 

@@ -15,47 +15,88 @@ from caudex.server.errors import APIError, engine_dead
 
 if TYPE_CHECKING:
     from caudex.engine.engine import Engine
-    from caudex.server.metrics import Metrics
+    from caudex.server.metrics import Metrics, RequestTimer
 
 
-@dataclass(frozen=True, slots=True)
+MAX_APART = 32
+"""Outputs that wait for a reader one by one; more are joined."""
+
+
+@dataclass(slots=True)
 class ChoiceOutput:
-    """One engine output of one choice, with the time (`time.perf_counter`) at which the engine made it."""
+    """What the engine has made of one choice: the output of a step, or of several if its reader is behind."""
 
     choice: int
     output: RequestOutput
-    made_at: float
+
+
+class Inbox:
+    """Outputs of one HTTP request's choices that its reader has not taken yet.
+
+    A reader that keeps up takes the output of every step by itself. Behind `MAX_APART` that wait, as the client reads
+    slowly or not at all, each choice's are joined into one: a token then costs its text and its id, rather than some
+    objects and an event of its own, and nothing is lost. An output that ends a choice by a failure stays by itself.
+
+    All methods are the event loop's.
+    """
+
+    def __init__(self, timer: RequestTimer) -> None:
+        self._timer = timer
+        self._items: list[ChoiceOutput] = []
+        self._last: dict[int, ChoiceOutput] = {}
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, choice: int, output: RequestOutput, made_at: float) -> None:
+        """Take in an output that the engine made at `made_at` (`time.perf_counter`)."""
+        self._timer.observe(choice, output, made_at)
+        last = self._last.get(choice)
+        if last is None or len(self._items) < MAX_APART or output.has_failed:
+            self._last[choice] = item = ChoiceOutput(choice, output)
+            self._items.append(item)
+        else:
+            last.output = last.output.joined(output)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def take(self) -> list[ChoiceOutput]:
+        """All that is there, of each choice in order; waits until there is something."""
+        while not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        items, self._items = self._items, []
+        self._last.clear()
+        return items
 
 
 class OutputBridge:
-    """Carries outputs from the engine's thread to the loop's queues.
+    """Carries outputs from the engine's thread to the inboxes on the loop.
 
-    An engine step ends with one output for every running request. They travel together: only the first wakes the
-    loop (a write to its self-pipe, and a fight for the interpreter lock), the rest lie ready when it gets there.
+    What an engine step gives to all its requests travels together. The loop is woken once, when the step has given its
+    last output: a loop that wakes at the first fights the engine's thread for the interpreter lock over the rest.
 
-    `deliver` is for the engine's thread; it returns at once and never raises. The queues are fed on the loop.
+    `deliver` and `flush` are for the engine's thread; they return at once and never raise.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pending: deque[tuple[asyncio.Queue[ChoiceOutput], ChoiceOutput]] = deque()
-        self._awake = False
+        self._pending: deque[tuple[Inbox, int, RequestOutput, float]] = deque()
 
-    def deliver(self, queue: asyncio.Queue[ChoiceOutput], output: ChoiceOutput) -> None:
-        self._pending.append((queue, output))
-        if self._awake:
+    def deliver(self, inbox: Inbox, choice: int, output: RequestOutput) -> None:
+        self._pending.append((inbox, choice, output, time.perf_counter()))
+
+    def flush(self) -> None:
+        """Wake the loop for what has been delivered."""
+        if not self._pending:
             return
-        self._awake = True
         try:
             self._loop.call_soon_threadsafe(self._distribute)
         except RuntimeError:  # The loop closed before the engine did: nobody is left to read.
             self._pending.clear()
 
     def _distribute(self) -> None:
-        self._awake = False  # Before the first pop: what is appended from here on wakes the loop again.
         while self._pending:
-            queue, output = self._pending.popleft()
-            queue.put_nowait(output)
+            inbox, choice, output, made_at = self._pending.popleft()
+            inbox.put(choice, output, made_at)
 
 
 class Generation:
@@ -72,13 +113,12 @@ class Generation:
         self._bridge = bridge
         self._metrics = metrics
         self._requests = requests
-        self._queue: asyncio.Queue[ChoiceOutput] = asyncio.Queue()
         self._unfinished: set[int] = set()
 
     async def __aenter__(self) -> Self:
         if not self._engine.is_alive:
             raise engine_dead(self._engine.error)
-        self._started_at = time.perf_counter()
+        self._inbox = Inbox(self._metrics.timer(self._requests, time.perf_counter()))
         if any(request.sampling.grammar for request in self._requests):
             await self._submit_beside_loop()
         else:
@@ -90,20 +130,21 @@ class Generation:
     ) -> None:
         self._abort()
 
-    async def outputs(self) -> AsyncIterator[ChoiceOutput]:
-        """Yield outputs of all choices in the order the engine made them, until every choice has finished.
+    async def outputs(self) -> AsyncIterator[list[ChoiceOutput]]:
+        """Yield what the engine has made, as it is made and of each choice in order, until every choice has finished.
 
         Raises:
-            APIError: the engine failed on a choice, or gave it up; the others are aborted when the context is left.
+            APIError: the engine failed on a choice, or gave it up, and all that was made before has been yielded; the
+                other choices are aborted when the context is left.
         """
-        timer = self._metrics.timer(self._requests, self._started_at)
         while self._unfinished:
-            item = await self._queue.get()
-            timer.observe(item)
-            if item.output.finish_reason is not None:
-                self._unfinished.discard(item.choice)
-            raise_if_failed(item.output)
-            yield item
+            items = await self._inbox.take()
+            self._unfinished.difference_update(item.choice for item in items if item.output.finish_reason is not None)
+            good = [item for item in items if not item.output.has_failed]
+            if good:
+                yield good
+            for item in items:
+                raise_if_failed(item.output)
 
     async def _submit_beside_loop(self) -> None:
         """Submit from another thread, as compiling a grammar takes up to a second. A client that leaves meanwhile is
@@ -124,10 +165,10 @@ class Generation:
             raise
 
     def _submit(self, choice: int) -> None:
-        queue, bridge, clock = self._queue, self._bridge, time.perf_counter
+        inbox, deliver = self._inbox, self._bridge.deliver
 
         def on_output(output: RequestOutput) -> None:
-            bridge.deliver(queue, ChoiceOutput(choice, output, clock()))
+            deliver(inbox, choice, output)
 
         try:
             self._engine.submit(self._requests[choice], on_output)

@@ -17,11 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from caudex.engine.types import EngineStats, FinishReason, GenerationRequest
+from caudex.engine.types import EngineStats, FinishReason, GenerationRequest, RequestOutput
 
 if TYPE_CHECKING:
     from caudex.engine.engine import Engine
-    from caudex.server.generation import ChoiceOutput
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -77,23 +76,24 @@ class RequestTimer:
         self._started_at = started_at
         self._previous: list[float | None] = [None] * num_choices
 
-    def observe(self, item: ChoiceOutput) -> None:
-        output, metrics = item.output, self._metrics
+    def observe(self, choice: int, output: RequestOutput, made_at: float) -> None:
+        """Take note of a choice's next output, which the engine made at `made_at` (`time.perf_counter`)."""
+        metrics = self._metrics
         if output.token_ids:
-            self._observe_tokens(item)
+            self._observe_tokens(choice, output, made_at)
         if output.finish_reason in ("stop", "length"):
-            metrics.latency.observe(item.made_at - self._started_at)
+            metrics.latency.observe(made_at - self._started_at)
             metrics.output_length.observe(output.num_output_tokens)
 
-    def _observe_tokens(self, item: ChoiceOutput) -> None:
-        previous = self._previous[item.choice]
-        self._previous[item.choice] = item.made_at
+    def _observe_tokens(self, choice: int, output: RequestOutput, made_at: float) -> None:
+        previous = self._previous[choice]
+        self._previous[choice] = made_at
         if previous is not None:
-            self._metrics.itl.observe(item.made_at - previous)
+            self._metrics.itl.observe(made_at - previous)
             return
-        self._metrics.ttft.observe(item.made_at - self._started_at)
-        self._metrics.prompt_length.observe(item.output.num_prompt_tokens)
-        self._metrics.cached_length.observe(item.output.num_cached_tokens)
+        self._metrics.ttft.observe(made_at - self._started_at)
+        self._metrics.prompt_length.observe(output.num_prompt_tokens)
+        self._metrics.cached_length.observe(output.num_cached_tokens)
 
 
 class EngineCollector(Collector):

@@ -73,7 +73,7 @@ class ResponseRenderer:
         self._number = 0
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
-    def event(self, item: ChoiceOutput) -> bytes:
+    def event(self, item: ChoiceOutput, choices: list[Choice]) -> bytes:
         opening = b"" if self._number else self._opening()
         if not item.output.text:
             return opening

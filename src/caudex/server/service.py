@@ -53,6 +53,7 @@ class Service:
         """The engine's work for one HTTP request, not yet submitted. Call on the event loop."""
         if self._bridge is None:
             self._bridge = OutputBridge(asyncio.get_running_loop())
+            self.engine.after_outputs(self._bridge.flush)
         return Generation(self.engine, self._bridge, self.metrics, requests)
 
     def check_ready(self) -> None:
