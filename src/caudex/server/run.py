@@ -126,7 +126,7 @@ def serve(
 
     Raises:
         OSError: the port cannot be taken.
-        ValueError, FileNotFoundError: the model cannot be served; see Engine.load.
+        ValueError, FileNotFoundError: the model cannot be served; see Engine.load and Service.
     """
     with listening_socket(address) as listener:
         bound_silence(listener, settings.client_timeout)
@@ -135,8 +135,8 @@ def serve(
         listen(listener, address)
         gc.collect()
         gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
-        engine.start()
         server = draining_server(engine, settings, address, listener, on_ready)
+        engine.start()
         finished = False
         try:
             server.run(sockets=[listener])
@@ -165,7 +165,7 @@ def draining_server(
     listener: socket.socket,
     on_ready: Callable[[str, str], None],
 ) -> DrainingServer:
-    """A server of a started engine, to `run` on the bound `listener`."""
+    """A server of an engine, to `run` on the bound `listener` when that has been started."""
     url = f"{address.scheme}://{url_host(address.host)}:{listener.getsockname()[1]}"
     names = settings.served_model_names or (engine.model_name,)
     return DrainingServer(

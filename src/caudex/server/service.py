@@ -28,15 +28,22 @@ class Service:
     """One engine behind HTTP.
 
     Methods that parse, render or tokenise are called on a worker thread (`off_loop`) and are thread-safe.
+
+    Raises:
+        ValueError: a LoRA adapter has a name of the model itself.
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.model_names: tuple[str, ...] = (
-            *(settings.served_model_names or (engine.model_name,)),
-            *engine.config.lora_adapters,
-        )
+        own_names = settings.served_model_names or (engine.model_name,)
+        for name in own_names:
+            if name in engine.config.lora_adapters:
+                raise ValueError(
+                    f"{name!r} is the model's own name and an adapter's: requests could ask for one of them only; "
+                    "give the adapter another name"
+                )
+        self.model_names: tuple[str, ...] = (*own_names, *engine.config.lora_adapters)
         self.metrics = Metrics(engine, self.model_names[0], settings.metrics_prefix)
         self.started_at = int(time.time())
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="caudex-text")
