@@ -62,13 +62,13 @@ class Running:
 def serving(config: EngineConfig, settings: ServerSettings | None = None) -> Iterator[Running]:
     """Load and serve a model on a free port, from a thread, until the block is left."""
     engine = Engine.load(config)
+    engine.start()
     ready = threading.Event()
     with listening_socket(Address(port=0)) as listener:
         bound_silence(listener, (settings or ServerSettings()).client_timeout)
         server = draining_server(
             engine, settings or ServerSettings(), Address(port=0), listener, lambda url, name: ready.set()
         )
-        engine.start()
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         assert ready.wait(30), "the server did not come up"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from caudex.engine.config import EngineConfig
+from caudex.engine.engine import Engine
+from caudex.server.app import create_app
 from caudex.server.settings import ServerSettings
 
 from .conftest import Running
@@ -54,12 +58,7 @@ def test_an_adapter_is_a_model_of_its_own(
         assert server.post("/v1/completions", prompt=prompt, model="verse").status_code == 404
 
 
-def test_an_adapter_cannot_have_the_models_name(
-    fresh_server: Callable[..., contextlib.AbstractContextManager[Running]], adapter: Path
-) -> None:
-    settings = ServerSettings(served_model_names=("small", "law"))
-    with (
-        pytest.raises(ValueError, match="'law' is the model's own name and an adapter's"),
-        fresh_server(settings, lora_adapters={"law": adapter}),
-    ):
-        pass
+def test_an_adapter_cannot_have_the_models_name(config: EngineConfig, adapter: Path) -> None:
+    engine = Engine.load(replace(config, lora_adapters={"law": adapter}))
+    with pytest.raises(ValueError, match="'law' is the model's own name and an adapter's"):
+        create_app(engine, ServerSettings(served_model_names=("small", "law")))

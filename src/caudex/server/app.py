@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
-    """The OpenAI-compatible application over an engine, which the caller starts, and shuts down afterwards."""
+    """The OpenAI-compatible application over a started engine, which the caller shuts down afterwards."""
     service = Service(engine, settings or ServerSettings())
     routes = all_routes(service)
     return Starlette(

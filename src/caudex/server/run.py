@@ -135,10 +135,10 @@ def serve(
         listen(listener, address)
         gc.collect()
         gc.freeze()  # What loading left lives as long as the process: no collection need look at it again.
-        server = draining_server(engine, settings, address, listener, on_ready)
         engine.start()
         finished = False
         try:
+            server = draining_server(engine, settings, address, listener, on_ready)
             server.run(sockets=[listener])
             finished = not server.force_exit
         finally:
@@ -165,7 +165,7 @@ def draining_server(
     listener: socket.socket,
     on_ready: Callable[[str, str], None],
 ) -> DrainingServer:
-    """A server of an engine, to `run` on the bound `listener` when that has been started."""
+    """A server of a started engine, to `run` on the bound `listener`."""
     url = f"{address.scheme}://{url_host(address.host)}:{listener.getsockname()[1]}"
     names = settings.served_model_names or (engine.model_name,)
     return DrainingServer(
