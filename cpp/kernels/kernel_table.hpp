@@ -45,6 +45,7 @@ struct PanelProduct {
   const char* panel;
   int steps;
   float* sums;  // [rows][32]
+  const float* scales = nullptr;  // of the panel's columns, if it is quantized
 };
 
 // bfloat16 weights in 12 bits, without loss. The upper byte of a weight (its sign and all but the last bit of its
@@ -67,6 +68,28 @@ struct CodedPanel {
   const char* upper_bytes;  // [16] by code
   const WeightPatch* patches;  // in ascending order of place
   int num_patches;
+};
+
+// Rows and weights in 8 bits. A row of inputs is cut into groups of 64, each with a scale of its own: the one large
+// input of a row costs its 63 neighbours their precision, and no others. A column of weights has one scale.
+//
+//   sum over groups, ascending, of float(sum of values * weights) * group scale, and that times the column's scale
+//
+// The sums of a group are of integers, and exact; the float part is a product and a sum a group, each rounded. So every
+// instruction set gives the same bits. Weights are stored plus 128, as bytes, which is what processors multiply with
+// signed bytes; `offset` takes that out again. A panel: [groups][16 steps][32 columns][4 inputs].
+constexpr int kGroupInputs = 64;
+constexpr int kGroupSteps = kGroupInputs / 4;
+constexpr int kWeightOffset = 128;
+constexpr float kMostByte = 127.0f;
+
+// Groups and columns whose largest magnitude is below this are taken for zeros.
+constexpr float kLeastMagnitude = 1e-30f;
+
+struct QuantizedGroup {
+  std::int8_t values[kGroupInputs];
+  float scale;          // of a value; not a number, or infinite, if an input is
+  std::int32_t offset;  // -128 * (sum of values)
 };
 
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same
@@ -92,6 +115,14 @@ struct KernelTable {
   // for it decoded. Null, like `decode_panel`, where decoding would take longer than reading 16 bits a weight.
   void (*multiply_coded_panel)(const PanelProduct& product, const CodedPanel& panel, char* plain);
   void (*decode_panel)(char* target, const CodedPanel& panel, int steps);
+
+  // Quantize `count` elements, zero-filled up to whole groups: scale = largest magnitude / 127.
+  void (*quantize_f32)(QuantizedGroup* target, const float* source, int count);
+  void (*quantize_bf16)(QuantizedGroup* target, const bf16* source, int count);
+
+  // Quantized rows times one quantized panel, or two. `product.left`: rows of QuantizedGroup.
+  void (*multiply_quantized_panel)(const PanelProduct& product);
+  void (*multiply_two_quantized_panels)(const PanelProduct& product);
 
   // What becomes of a panel's sums, [rows][32]. `bias` (32, or null) is added first. `stride`: elements from one
   // row of the target to the next; `columns` of the 32 are stored.

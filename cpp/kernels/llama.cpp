@@ -76,6 +76,13 @@ void LlamaModel::encode(int layer) {
   at.plain.reset();
 }
 
+void LlamaModel::quantize(int layer) {
+  if (layer < 0 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
+  Layer& at = layers_[layer];
+  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->quantize(arena_, threads_);
+  at.plain.reset();
+}
+
 void LlamaModel::set_linear(const std::string& role, int layer, const char* weight, const float* bias) {
   const LlamaShape& s = shape_;
   if (role == "embedding") {

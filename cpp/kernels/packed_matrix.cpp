@@ -1,8 +1,10 @@
 #include "kernels/packed_matrix.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -30,6 +32,28 @@ std::size_t code_place(std::size_t step, std::size_t index) {
   return step / 2 * kCodedPairBytes + 2 * kStepWeights + step % 2 * kPanelColumns + index % kPanelColumns;
 }
 int code_shift(std::size_t index) { return index < kPanelColumns ? 0 : 4; }
+
+// Where the weight of a panel's column and row is in a quantized panel.
+std::size_t quantized_place(int column, int row) {
+  return static_cast<std::size_t>(row / 4) * kPanelColumns * 4 + column % kPanelColumns * 4 + row % 4;
+}
+
+// Write a column's weights into a quantized panel; returns their scale. An infinity or a NaN spoils the column's outputs,
+// and no others: the scale is no number then.
+float quantize_column(char* panel, int column, const std::vector<float>& weights) {
+  float most = 0.0f;
+  for (const float weight : weights) {
+    if (!std::isfinite(weight)) return std::numeric_limits<float>::quiet_NaN();
+    most = std::max(most, std::abs(weight));
+  }
+  if (most < kLeastMagnitude) return 0.0f;
+  const float inverse = kMostByte / most;
+  for (std::size_t row = 0; row < weights.size(); ++row) {
+    panel[quantized_place(column, static_cast<int>(row))] =
+        static_cast<char>(std::lrintf(weights[row] * inverse) + kWeightOffset);
+  }
+  return most / kMostByte;
+}
 
 }  // namespace
 
@@ -140,11 +164,34 @@ bf16 PackedMatrix::coded_weight(const Panel& panel, std::size_t offset) const {
   return static_cast<bf16>(byte(upper_bytes_[code]) << 8 | byte(panel.data[lower_place(step, index)]));
 }
 
+void PackedMatrix::quantize(Arena& arena, ThreadPool& threads) {
+  const int steps = (depth_ + kGroupInputs - 1) / kGroupInputs * kGroupSteps;
+  const std::size_t bytes = static_cast<std::size_t>(steps) * kPanelColumns * 4;
+  char* data = arena.allocate(bytes * num_panels());
+  std::vector<float> scales(padded_columns());
+  std::memset(data, kWeightOffset, bytes * num_panels());
+  threads.run(num_panels(), [&](int panel, int) {
+    std::vector<float> weights(depth_);
+    const int end = std::min(num_columns_, (panel + 1) * kPanelColumns);
+    for (int column = panel * kPanelColumns; column < end; ++column) {
+      get_column(column, weights.data());
+      scales[column] = quantize_column(data + panel * bytes, column, weights);
+    }
+  });
+  for (int panel = 0; panel < num_panels(); ++panel) panels_[panel].data = data + panel * bytes;
+  scales_ = std::move(scales);
+  num_steps_ = steps;
+  num_bytes_ = bytes * num_panels() + scales_.size() * sizeof(float);
+}
+
 void PackedMatrix::get_column(int column, float* target) const {
   const Panel& panel = panels_[column / kPanelColumns];
   for (int row = 0; row < depth_; ++row) {
     const std::size_t at = offset(column, row);
-    if (dtype_ == DType::kFloat32) {
+    if (is_quantized()) {
+      const auto weight = static_cast<unsigned char>(panel.data[quantized_place(column, row)]);
+      target[row] = static_cast<float>(weight - kWeightOffset) * scales_[column];
+    } else if (dtype_ == DType::kFloat32) {
       std::memcpy(target + row, panel.data + at, sizeof(float));
     } else {
       const bf16 weight = panel.coded ? coded_weight(panel, at) : weight_at(panel.data + at, 0);

@@ -19,6 +19,9 @@ namespace caudex::kernels {
 // Once all its weights are set, a bfloat16 matrix can be encoded in 12 bits a weight (see kernel_table.hpp): with few
 // rows a product takes as long as reading the weights does. Panels that would need many patches, such as those of unused
 // vocabulary, stay as they are.
+//
+// Or any matrix can be quantized to 8 bits a weight, with loss, for products with quantized rows; see kernel_table.hpp for
+// the panels. Its depth is padded to whole groups then.
 class PackedMatrix {
  public:
   // `num_columns` outputs, each a sum over `depth` inputs. All weights are zero until set. They live in `arena`, which
@@ -32,7 +35,10 @@ class PackedMatrix {
   // Move the weights to `arena`, encoded. The arena they came from may be freed then; no more weights can be set.
   void encode(Arena& arena, ThreadPool& threads);
 
-  // Write a column's weights as float32.
+  // Move the weights to `arena`, quantized, likewise.
+  void quantize(Arena& arena, ThreadPool& threads);
+
+  // Write a column's weights as float32, as far as they have been kept.
   void get_column(int column, float* target) const;
 
   int num_columns() const { return num_columns_; }
@@ -41,9 +47,13 @@ class PackedMatrix {
   int num_steps() const { return num_steps_; }
   int num_panels() const { return padded_columns() / kPanelColumns; }
   int padded_columns() const { return round_up(num_columns_, kPanelColumns); }
-  int padded_depth() const { return num_steps_ * depth_per_step(dtype_); }
+  int padded_depth() const { return num_steps_ * depth_per_step(dtype_); }  // unless quantized
   std::size_t panel_bytes() const { return static_cast<std::size_t>(num_steps_) * kPanelColumns * 4; }
   std::size_t num_bytes() const { return num_bytes_; }
+  bool is_quantized() const { return !scales_.empty(); }
+  int num_groups() const { return num_steps_ / kGroupSteps; }
+  // Of the panel's columns and those of the panels after it, of a quantized matrix.
+  const float* scales(int panel) const { return &scales_[panel * kPanelColumns]; }
   bool is_coded(int panel) const { return panels_[panel].coded; }
   const char* panel(int panel) const { return panels_[panel].data; }
   CodedPanel coded_panel(int panel) const {
@@ -72,6 +82,7 @@ class PackedMatrix {
   std::array<char, kUpperBytes> upper_bytes_{};
   std::array<std::int8_t, 256> codes_{};  // by upper byte; -1: none
   std::vector<WeightPatch> patches_;
+  std::vector<float> scales_;  // [padded columns] of a quantized matrix, else empty
 };
 
 }  // namespace caudex::kernels

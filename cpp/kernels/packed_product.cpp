@@ -10,6 +10,7 @@ constexpr int kConvertedRows = 8;  // an item
 }  // namespace
 
 PackedProduct::Operand PackedProduct::left_operand(const MatrixRows& input, const PackedMatrix& matrix) {
+  if (matrix.is_quantized()) return quantized_operand(input, matrix);
   const bool narrow = matrix.dtype() == DType::kBFloat16;
   const bool as_is = !narrow || kernels_.bf16_left_element_size == 2;
   if (as_is && (input.padded || matrix.depth() == matrix.padded_depth())) return {input.data, input.row_bytes};
@@ -25,8 +26,31 @@ PackedProduct::Operand PackedProduct::left_operand(const MatrixRows& input, cons
   return {target, row_bytes};
 }
 
+PackedProduct::Operand PackedProduct::quantized_operand(const MatrixRows& input, const PackedMatrix& matrix) {
+  const std::size_t row_bytes = matrix.num_groups() * sizeof(QuantizedGroup);
+  char* target = converted_.reserve(row_bytes * input.rows);
+  threads_.run((input.rows + kConvertedRows - 1) / kConvertedRows, [&](int item, int) {
+    const int end = std::min(input.rows, (item + 1) * kConvertedRows);
+    for (int row = item * kConvertedRows; row < end; ++row) {
+      const char* source = input.data + row * input.row_bytes;
+      auto* groups = reinterpret_cast<QuantizedGroup*>(target + row * row_bytes);
+      if (matrix.dtype() == DType::kFloat32) {
+        kernels_.quantize_f32(groups, reinterpret_cast<const float*>(source), matrix.depth());
+      } else {
+        kernels_.quantize_bf16(groups, reinterpret_cast<const bf16*>(source), matrix.depth());
+      }
+    }
+  });
+  return {target, row_bytes};
+}
+
 void PackedProduct::multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
                              AlignedBuffer& plain) const {
+  if (matrix.is_quantized()) {
+    product.panel = matrix.panel(panel);
+    product.scales = matrix.scales(panel);
+    return (panels == 2 ? kernels_.multiply_two_quantized_panels : kernels_.multiply_quantized_panel)(product);
+  }
   const std::size_t bytes = matrix.panel_bytes();
   // A coded panel may lie right behind a plain one too.
   const auto follows = [&] {

@@ -80,6 +80,7 @@ class PackedProduct {
 
   // The rows as they are where the kernels can read them so, else a converted copy.
   Operand left_operand(const MatrixRows& input, const PackedMatrix& matrix);
+  Operand quantized_operand(const MatrixRows& input, const PackedMatrix& matrix);
 
   const KernelTable& kernels_;
   ThreadPool& threads_;

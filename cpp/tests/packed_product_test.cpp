@@ -143,6 +143,83 @@ void products_are_right_and_the_same_in_any_batch() {
   CHECK((coded > 0) == (plain > 0) && (coded > 0) == (patches > 0));
 }
 
+// Whole numbers of at most 127 in magnitude, and what one stands for.
+float quantize(const std::vector<float>& values, std::vector<int>& numbers) {
+  float most = 0.0f;
+  for (const float value : values) most = std::max(most, std::abs(value));
+  const bool zeros = most < kLeastMagnitude;
+  const float inverse = zeros ? 0.0f : kMostByte / most;
+  for (const float value : values) numbers.push_back(static_cast<int>(std::nearbyint(value * inverse)));
+  return zeros ? 0.0f : most / kMostByte;
+}
+
+std::vector<float> slice(const Values& values, int first, int count) {
+  std::vector<float> result(count);
+  for (int i = 0; i < count; ++i) result[i] = values[first + i];
+  return result;
+}
+
+// One output, a number at a time.
+float quantized_sum(const Factors& factors, int row, int column) {
+  std::vector<int> weights;
+  const float weight_scale = quantize(slice(factors.weights, column * factors.depth, factors.depth), weights);
+  float sum = 0.0f;
+  for (int first = 0; first < factors.depth; first += kGroupInputs) {
+    const int count = std::min(kGroupInputs, factors.depth - first);
+    std::vector<int> inputs;
+    const float scale = quantize(slice(factors.left, row * factors.depth + first, count), inputs);
+    int whole = 0;
+    for (int i = 0; i < count; ++i) whole += inputs[i] * weights[first + i];
+    sum += static_cast<float>(whole) * scale;
+  }
+  return sum * weight_scale;
+}
+
+// The bits of the plain sum, on every instruction set, in any batch.
+void quantized_products_are_exact() {
+  std::mt19937 random(4);
+  for (const DType dtype : kTypes) {
+    for (const auto& [columns, depth] : {std::pair{1, 1}, {31, 2}, {33, 64}, {70, 65}, {128, 130}}) {
+      const Factors factors(dtype, columns, depth, random);
+      for (const std::string& isa : available_isas()) {
+        ThreadPool threads(1 + static_cast<int>(random() % 3));
+        PackedProduct product(kernels_for(isa), threads);
+        Arena plain, arena;
+        PackedMatrix matrix = factors.pack(plain);
+        matrix.quantize(arena, threads);
+        const std::vector<float> one_by_one = multiply_one_by_one(product, matrix, factors);
+        for (int row = 0; row < kMostRows; row += 7) {
+          for (int column = 0; column < columns; ++column) {
+            const float expected = quantized_sum(factors, row, column);
+            CHECK(std::memcmp(&one_by_one[row * columns + column], &expected, sizeof(float)) == 0);
+          }
+        }
+        check_rows(product, matrix, factors, random, one_by_one);
+      }
+    }
+  }
+}
+
+// What is read back is within half a step of what was quantized.
+void quantizing_rounds_to_the_nearest() {
+  std::mt19937 random(5);
+  ThreadPool threads(2);
+  for (const DType dtype : kTypes) {
+    const Factors factors(dtype, 150, 77, random);
+    Arena plain, arena;
+    PackedMatrix matrix = factors.pack(plain);
+    matrix.quantize(arena, threads);
+    for (int column = 0; column < factors.columns; ++column) {
+      std::vector<float> weights(factors.depth);
+      matrix.get_column(column, weights.data());
+      const std::vector<float> exact = slice(factors.weights, column * factors.depth, factors.depth);
+      double most = 0.0;
+      for (const float weight : exact) most = std::max<double>(most, std::abs(weight));
+      for (int row = 0; row < factors.depth; ++row) CHECK(std::abs(weights[row] - exact[row]) <= most / 127 * 0.5001);
+    }
+  }
+}
+
 // On any machine: what was packed and coded can be read back to the bit.
 void coding_loses_nothing() {
   std::mt19937 random(2);
@@ -202,6 +279,8 @@ void infinities_stay_in_their_row_and_column() {
 
 int main() {
   coding_loses_nothing();
+  quantizing_rounds_to_the_nearest();
+  quantized_products_are_exact();
   infinities_stay_in_their_row_and_column();
   products_are_right_and_the_same_in_any_batch();
   std::puts("packed products are sound");

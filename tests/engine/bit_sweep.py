@@ -163,6 +163,7 @@ def play_round(
         "model": str(directory),
         "attention_backend": "cpu",
         "dtype": rng.choice(["float32", "bfloat16"]),
+        "weights": rng.choice(["model", "int8"]),
         "lora_adapters": adapters,
         "max_model_len": 120,
     }

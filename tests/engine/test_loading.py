@@ -17,7 +17,7 @@ from caudex.engine.config import EngineConfig
 from caudex.engine.engine import Engine
 from caudex.engine.loading import UnsupportedModelError, default_gguf, locate_checkpoint
 from caudex.engine.tokenizer import Tokenizer
-from caudex.engine.types import ChatTemplateError
+from caudex.engine.types import ChatTemplateError, SamplingParams
 
 from .conftest import byte_tokenizer
 from .harness import greedy, running_engine, submit
@@ -197,6 +197,27 @@ def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], 
         Engine.load(EngineConfig(model=str(model), num_blocks=8, attention_backend="cpu"))
     with running_engine(model=str(model), num_blocks=8) as engine:
         assert len(submit(engine, [1, 2, 3], greedy(4)).wait().tokens) == 4
+    with pytest.raises(UnsupportedModelError, match=r"int8.*soft-capped.*'gemma2'.*weights 'model'"):
+        Engine.load(EngineConfig(model=str(model), num_blocks=8, weights="int8"))
+
+
+def test_int8_weights_are_for_the_compiled_kernels(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="attention_backend is 'torch'"):
+        Engine.load(EngineConfig(model=str(tiny_model("llama")), weights="int8", attention_backend="torch"))
+    with pytest.raises(ValueError, match="weights is 'int4'; expected one of model, int8"):
+        EngineConfig(weights="int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_int8_weights_serve_other_logprobs(tiny_model: Callable[[str], Path], architecture: str) -> None:
+    """In one call a step, and through transformers' code."""
+    logprobs = []
+    for weights in ("model", "int8"):
+        with running_engine(model=str(tiny_model(architecture)), num_blocks=8, weights=weights) as engine:
+            answer = submit(engine, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)).wait()
+            logprobs.append(answer.logprobs[0].logprob)
+    assert logprobs[0] != logprobs[1]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,14 @@ def test_the_curl_line_it_prints_works(model_directory: Path) -> None:
         assert running.wait(30) == 0
 
 
+def test_int8_weights_give_the_same_answer_from_the_cache(model_directory: Path) -> None:
+    body = {"prompt": "a beginning " * 20, "max_tokens": 8, "temperature": 0.0, "logprobs": 2}
+    with process(model_directory, "--weights", "int8") as (_, url):
+        cold, hot = (httpx.post(f"{url}/v1/completions", json=body, timeout=60).json() for _ in range(2))
+    assert hot["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert hot["choices"] == cold["choices"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_running_requests_finish(model_directory: Path, number: signal.Signals) -> None:
     with process(model_directory) as (running, url):

@@ -1,6 +1,8 @@
 // Left operands times one packed panel, and what becomes of the sums. Included after product.hpp and elementwise.hpp.
 #pragma once
 
+#include <type_traits>
+
 namespace caudex::kernels {
 namespace {
 
@@ -11,6 +13,7 @@ struct StreamPrefetch {
   static constexpr std::ptrdiff_t kDistance = 8192;
   static constexpr int kLeastRows = 5;
   const char* panel;
+  StreamPrefetch after(int steps) const { return {panel + static_cast<std::ptrdiff_t>(steps) * (kPanelColumns * 4)}; }
   void at_step(int step) const {
     const char* line = panel + kDistance + static_cast<std::ptrdiff_t>(step) * (kPanelColumns * 4);
     __builtin_prefetch(line, 0, 2);
@@ -18,25 +21,104 @@ struct StreamPrefetch {
   }
 };
 
-template <class Product, int R, class Prefetch>
-inline void multiply_rows(const PanelProduct& product, int first, Prefetch prefetch) {
-  for (int column = 0; column < kPanelColumns; column += kProductVectors * kWidth) {
-    const char* columns[kProductVectors];
-    Vec sums[R][kProductVectors];
+// Where V vectors of columns stand among those of a panel and, from 32 on, of the panel behind it.
+template <int V>
+struct Columns {
+  int at[V];
+  const char* weights(const PanelProduct& product, int v) const {
+    const std::size_t panel_bytes = static_cast<std::size_t>(product.steps) * kPanelColumns * 4;
+    return product.panel + at[v] / kPanelColumns * panel_bytes + at[v] % kPanelColumns * 4;
+  }
+  float* sums(const PanelProduct& product, int row, int v) const {
+    const std::size_t panel_sums = static_cast<std::size_t>(product.rows) * kPanelColumns;
+    return product.sums + at[v] / kPanelColumns * panel_sums + row * kPanelColumns + at[v] % kPanelColumns;
+  }
+};
+
+// The product of R rows from `first` on with V vectors of columns.
+template <class Product, int R, int V, class Prefetch>
+inline void multiply_into(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
+  const char* weights[V];
+  typename Product::Sum sums[R][V];
+  CAUDEX_UNROLL
+  for (int v = 0; v < V; ++v) {
+    weights[v] = columns.weights(product, v);
     CAUDEX_UNROLL
-    for (int v = 0; v < kProductVectors; ++v) {
-      columns[v] = product.panel + (column + v * kWidth) * 4;
-      CAUDEX_UNROLL
-      for (int r = 0; r < R; ++r) sums[r][v] = zeros();
-    }
-    multiply_tile<Product, R, kProductVectors>(sums, product.left + first * product.left_row, product.left_row, columns,
-                                               kPanelColumns * 4, product.steps, prefetch);
-    float* target = product.sums + first * kPanelColumns + column;
+    for (int r = 0; r < R; ++r) sums[r][v] = zeros();
+  }
+  multiply_tile<Product, R, V>(sums, product.left + first * product.left_row, product.left_row, weights,
+                               kPanelColumns * 4, product.steps, prefetch);
+  CAUDEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) store(columns.sums(product, first + r, v), sums[r][v]);
+  }
+}
+
+// The same of quantized rows and weights. A group's sums fill the registers: what they come to is added up in memory.
+template <int R, int V, class Prefetch>
+inline void multiply_groups_into(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
+  constexpr int kGroupBytes = kGroupSteps * kPanelColumns * 4;
+  const std::size_t left_row = product.left_row;
+  const char* left = product.left + first * left_row;
+  const char* weights[V];
+  float* totals[V];
+  CAUDEX_UNROLL
+  for (int v = 0; v < V; ++v) {
+    weights[v] = columns.weights(product, v);
+    totals[v] = columns.sums(product, first, v);
+    CAUDEX_UNROLL
+    for (int r = 0; r < R; ++r) store(totals[v] + r * kPanelColumns, zeros());
+  }
+  for (int group = product.steps / kGroupSteps; group > 0; --group, left += sizeof(QuantizedGroup)) {
+    const auto row = [&](int r) { return reinterpret_cast<const QuantizedGroup*>(left + r * left_row); };
+    Int sums[R][V];
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) {
       CAUDEX_UNROLL
-      for (int v = 0; v < kProductVectors; ++v) store(target + r * kPanelColumns + v * kWidth, sums[r][v]);
+      for (int v = 0; v < V; ++v) sums[r][v] = splat_int(row(r)->offset);
     }
+    multiply_tile<ByteProduct, R, V>(sums, left, left_row, weights, kPanelColumns * 4, kGroupSteps, prefetch);
+    prefetch = prefetch.after(kGroupSteps);
+    CAUDEX_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vec scale = splat(row(r)->scale);
+      CAUDEX_UNROLL
+      for (int v = 0; v < V; ++v) {
+        float* total = totals[v] + r * kPanelColumns;
+        store(total, add(load(total), mul(to_float(sums[r][v]), scale)));
+      }
+    }
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) weights[v] += kGroupBytes;
+  }
+  CAUDEX_UNROLL
+  for (int v = 0; v < V; ++v) {
+    const Vec scale = load(product.scales + columns.at[v]);
+    CAUDEX_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float* total = totals[v] + r * kPanelColumns;
+      store(total, mul(load(total), scale));
+    }
+  }
+}
+
+template <class Product, int R, int V, class Prefetch>
+inline void multiply_vectors(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
+  if constexpr (std::is_same_v<Product, ByteProduct>) {
+    multiply_groups_into<R>(product, first, columns, prefetch);
+  } else {
+    multiply_into<Product, R>(product, first, columns, prefetch);
+  }
+}
+
+template <class Product, int R, class Prefetch>
+inline void multiply_rows(const PanelProduct& product, int first, Prefetch prefetch) {
+  for (int column = 0; column < kPanelColumns; column += kProductVectors * kWidth) {
+    Columns<kProductVectors> columns;
+    CAUDEX_UNROLL
+    for (int v = 0; v < kProductVectors; ++v) columns.at[v] = column + v * kWidth;
+    multiply_vectors<Product, R>(product, first, columns, prefetch);
   }
 }
 
@@ -70,27 +152,9 @@ inline void multiply_rows_twice(const PanelProduct& product, int first, int rows
   if constexpr (R > 1) {
     if (rows < R) return multiply_rows_twice<Product, R - 1>(product, first, rows);
   }
-  const std::size_t panel_bytes = static_cast<std::size_t>(product.steps) * kPanelColumns * 4;
-  const std::size_t panel_sums = static_cast<std::size_t>(product.rows) * kPanelColumns;
   for (int column = 0; column < kPanelColumns; column += 2 * kWidth) {
-    const char* at = product.panel + column * 4;
-    const char* const columns[4] = {at, at + kWidth * 4, at + panel_bytes, at + panel_bytes + kWidth * 4};
-    Vec sums[R][4];
-    CAUDEX_UNROLL
-    for (int r = 0; r < R; ++r) {
-      CAUDEX_UNROLL
-      for (int v = 0; v < 4; ++v) sums[r][v] = zeros();
-    }
-    multiply_tile<Product>(sums, product.left + first * product.left_row, product.left_row, columns, kPanelColumns * 4,
-                           product.steps, NoPrefetch{});
-    float* target = product.sums + first * kPanelColumns + column;
-    CAUDEX_UNROLL
-    for (int r = 0; r < R; ++r) {
-      CAUDEX_UNROLL
-      for (int v = 0; v < 4; ++v) {
-        store(target + v / 2 * panel_sums + r * kPanelColumns + v % 2 * kWidth, sums[r][v]);
-      }
-    }
+    const Columns<4> columns{{column, column + kWidth, kPanelColumns + column, kPanelColumns + column + kWidth}};
+    multiply_vectors<Product, R>(product, first, columns, NoPrefetch{});
   }
 }
 
@@ -108,6 +172,7 @@ void multiply_two_panels(const PanelProduct& product) {
     PanelProduct second = product;
     second.panel += static_cast<std::size_t>(product.steps) * kPanelColumns * 4;
     second.sums += static_cast<std::size_t>(product.rows) * kPanelColumns;
+    if (second.scales) second.scales += kPanelColumns;
     multiply_panel<Product>(second);
   }
 }

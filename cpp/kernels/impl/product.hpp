@@ -7,6 +7,7 @@ namespace caudex::kernels {
 namespace {
 
 struct F32Product {
+  using Sum = Vec;
   struct Right {
     Vec values;
   };
@@ -24,13 +25,14 @@ struct F32Product {
 
 // Asks for no memory ahead of its use.
 struct NoPrefetch {
+  static NoPrefetch after(int) { return {}; }
   static void at_step(int) {}
 };
 
 // sums[r][v] += left[r] . right[v], step by step: each output has one accumulator and takes its steps in ascending
 // order, so its bits do not depend on how many rows or columns are computed beside it.
 template <class Product, int R, int V, class Prefetch = NoPrefetch>
-inline __attribute__((always_inline)) void multiply_tile(Vec (&sums)[R][V], const char* left, std::size_t left_row,
+inline __attribute__((always_inline)) void multiply_tile(typename Product::Sum (&sums)[R][V], const char* left, std::size_t left_row,
                                                          const char* const (&right)[V], std::size_t right_step,
                                                          int steps, Prefetch prefetch = {}) {
   for (int s = 0; s < steps; ++s) {

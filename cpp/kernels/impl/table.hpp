@@ -13,6 +13,8 @@
 
 #include "kernels/impl/layer.hpp"
 
+#include "kernels/impl/quantized.hpp"
+
 #if defined(CAUDEX_DECODES_WEIGHTS)
 #include "kernels/impl/coded.hpp"
 #endif
@@ -33,6 +35,10 @@ constexpr KernelTable make_table(const char* name) {
   table.multiply_coded_panel = multiply_coded_panel;
   table.decode_panel = decode_panel;
 #endif
+  table.quantize_f32 = quantize<float>;
+  table.quantize_bf16 = quantize<bf16>;
+  table.multiply_quantized_panel = multiply_panel<ByteProduct>;
+  table.multiply_two_quantized_panels = multiply_two_panels<ByteProduct>;
   table.store_f32 = store_panel<float>;
   table.store_bf16 = store_panel<bf16>;
   table.add_f32 = add_panel;

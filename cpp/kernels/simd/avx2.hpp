@@ -69,6 +69,59 @@ inline Vec odd_halves(Pairs p) {
   return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
+using Int = __m256i;
+inline Int splat_int(std::int32_t x) { return _mm256_set1_epi32(x); }
+inline Int bits_of(Vec v) { return _mm256_castps_si256(v); }
+inline Int and_int(Int a, Int b) { return _mm256_and_si256(a, b); }
+inline Int add_int(Int a, Int b) { return _mm256_add_epi32(a, b); }
+inline Int sub_int(Int a, Int b) { return _mm256_sub_epi32(a, b); }
+inline Int max_int(Int a, Int b) { return _mm256_max_epi32(a, b); }
+inline Vec to_float(Int v) { return _mm256_cvtepi32_ps(v); }
+inline std::int32_t largest_int(Int v) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+inline std::int32_t sum_of(Int v) {
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+inline void store_low_bytes(std::int8_t* p, Int v) {
+  const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8(v, lowest);
+  const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), both);
+}
+
+// One step of a quantized product: 8 columns' 4 weights, and one row's 4 values in every column. In words, because the
+// instruction that multiplies bytes adds two products in 16 bits, and saturates.
+struct ByteProduct {
+  using Sum = Int;
+  struct Right {
+    __m256i even, odd;
+  };
+  struct Left {
+    __m256i even, odd;
+  };
+  static constexpr int kLeftStep = 4;
+  static Right right(const char* p) {
+    const __m256i weights = load_pairs(p);
+    return {_mm256_and_si256(weights, _mm256_set1_epi16(0x00ff)), _mm256_srli_epi16(weights, 8)};
+  }
+  static Left left(const char* p) {
+    int word;
+    __builtin_memcpy(&word, p, sizeof(word));
+    const __m256i values = _mm256_set1_epi32(word);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(values, 8), 8), _mm256_srai_epi16(values, 8)};
+  }
+  static Int accumulate(Int sum, Left a, Right b) {
+    const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(a.even, b.even), _mm256_madd_epi16(a.odd, b.odd));
+    return _mm256_add_epi32(sum, products);
+  }
+};
+
 // Register tiles, rows x vectors: of the packed product and of attention.
 constexpr int kProductRows = 5, kProductVectors = 2;
 constexpr int kAttentionRows = 5, kAttentionVectors = 2;

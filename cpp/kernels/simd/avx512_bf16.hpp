@@ -1,4 +1,5 @@
-// Vectors of 16 floats and bfloat16 pair products: AVX-512 F, BW, DQ, VL and BF16.
+// Vectors of 16 floats and bfloat16 pair products: AVX-512 F, BW, DQ, VL, BF16 and VNNI (no
+// processor has BF16 without VNNI).
 // Everything here has internal linkage: code compiled for this instruction set must not reach other files.
 #pragma once
 
@@ -45,6 +46,7 @@ inline void store_bf16(bf16* p, Vec v) {
 
 // Right and left operands of one step of a bfloat16 product: 16 columns' pairs, and one row's pair in every column.
 struct Bf16Product {
+  using Sum = Vec;
   struct Right {
     __m512bh pairs;
   };
@@ -64,6 +66,43 @@ struct Bf16Product {
   static void store_left(char* p, int index, Vec v) { store_bf16(reinterpret_cast<bf16*>(p) + index, v); }
 };
 constexpr int kBf16LeftElementSize = 2;
+
+// Not __m512i, of which GCC 12 keeps arrays in memory.
+using Int = std::int32_t __attribute__((vector_size(64)));
+inline __m512i bits_of(Int v) { return reinterpret_cast<__m512i>(v); }
+inline Int bits_of(Vec v) { return reinterpret_cast<Int>(v); }
+inline Int splat_int(std::int32_t x) { return reinterpret_cast<Int>(_mm512_set1_epi32(x)); }
+inline Int and_int(Int a, Int b) { return a & b; }
+inline Int add_int(Int a, Int b) { return a + b; }
+inline Int sub_int(Int a, Int b) { return a - b; }
+inline Int max_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_max_epi32(bits_of(a), bits_of(b))); }
+inline Vec to_float(Int v) { return _mm512_cvtepi32_ps(bits_of(v)); }
+inline std::int32_t largest_int(Int v) { return _mm512_reduce_max_epi32(bits_of(v)); }
+inline std::int32_t sum_of(Int v) { return _mm512_reduce_add_epi32(bits_of(v)); }
+inline void store_low_bytes(std::int8_t* p, Int v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(bits_of(v)));
+}
+
+// One step of a quantized product: 16 columns' 4 weights, and one row's 4 values in every column.
+struct ByteProduct {
+  using Sum = Int;
+  struct Right {
+    Int weights;
+  };
+  struct Left {
+    Int values;
+  };
+  static constexpr int kLeftStep = 4;
+  static Right right(const char* p) { return {reinterpret_cast<Int>(_mm512_loadu_si512(p))}; }
+  static Left left(const char* p) {
+    int values;
+    __builtin_memcpy(&values, p, sizeof(values));
+    return {splat_int(values)};
+  }
+  static Int accumulate(Int sum, Left a, Right b) {
+    return reinterpret_cast<Int>(_mm512_dpbusd_epi32(bits_of(sum), bits_of(b.weights), bits_of(a.values)));
+  }
+};
 
 // Two steps of a coded panel (see kernel_table.hpp), 2 vectors each: a table look-up in every upper byte.
 inline void decode_pair(__m512i (&weights)[4], const char* coded, __m512i upper_bytes) {

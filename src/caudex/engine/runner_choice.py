@@ -26,14 +26,20 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
     What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
-        UnsupportedModelError: the `cpu` backend is asked for by name and cannot serve the model, or an adapter was made
-            for another model; says why.
+        UnsupportedModelError: the `cpu` backend is asked for, by name or by `int8` weights, and cannot serve the model,
+            or an adapter was made for another model; says why.
         FileNotFoundError: there is no adapter in a folder.
     """
     adapters = [read_adapter(name, folder) for name, folder in config.lora_adapters.items()]
     obstacle = why_not_cpu(loaded)
     if config.attention_backend == "cpu" and obstacle is not None:
         raise UnsupportedModelError(f"attention_backend is 'cpu', but {obstacle}; use 'torch' or 'auto'")
+    if config.weights == "int8" and (obstacle or config.attention_backend == "torch"):
+        reason = obstacle or "attention_backend is 'torch'"
+        raise UnsupportedModelError(
+            f"weights are to be int8, which only the compiled CPU kernels multiply with, but {reason}; "
+            f"serve {loaded.name} (model type {loaded.config.model_type!r}) with weights 'model'"
+        )
     if config.attention_backend == "torch" or obstacle is not None:
         return _torch_runner(loaded, adapters, config, num_blocks)
     return _cpu_runner(loaded, adapters, config, num_blocks, max_model_len)
@@ -68,6 +74,7 @@ def _cpu_runner(
 ) -> ModelRunner:
     """PyTorch is left one thread: two pools of idle threads that spin would take each other's cores."""
     torch.set_num_threads(1)
+    quantized = config.weights == "int8"
     threads = ThreadPool(config.num_threads)
     shape = loaded.layers[0]
     pool = KvPool(
@@ -80,7 +87,8 @@ def _cpu_runner(
         threads=threads,
     )
     if why_unsupported(loaded.config, max_model_len) is None:
-        return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len)
+        return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len, quantized=quantized)
     placed = LoraAdapters.load(loaded.module, adapters)
-    pack_linear_layers(loaded.module, threads)
+    head = loaded.module.get_output_embeddings()
+    pack_linear_layers(loaded.module, threads, quantized=quantized, exact=(head,))
     return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), placed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import nn
 
@@ -22,10 +24,18 @@ class PackedLinear(nn.Module):
         bias: [outputs] or None.
         product: what multiplies; its threads are the layer's.
         arena: where the packed weights go; those of one model belong side by side.
+        quantized: multiply in 8 bits, with loss. Each output has a scale for its weights, and each 64 inputs of a row
+            have one of their own, so that an output's bits still depend on its row alone.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, product: _core.PackedProduct, arena: _core.Arena
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        product: _core.PackedProduct,
+        arena: _core.Arena,
+        *,
+        quantized: bool = False,
     ) -> None:
         super().__init__()
         if weight.dtype not in DTYPE_NAMES:
@@ -42,6 +52,7 @@ class PackedLinear(nn.Module):
             weight.data_ptr(),
             weight.stride(0),
             weight.stride(1),
+            quantized,
         )
         self.packed_bias: torch.Tensor | None = None
         if bias is not None:
@@ -64,11 +75,18 @@ class PackedLinear(nn.Module):
         return output
 
 
-def pack_linear_layers(model: nn.Module, threads: ThreadPool, isa: str = "auto") -> int:
+def pack_linear_layers(
+    model: nn.Module,
+    threads: ThreadPool,
+    isa: str = "auto",
+    *,
+    quantized: bool = False,
+    exact: Container[nn.Module] = (),
+) -> int:
     """Replace every `nn.Linear` and GPT-2 style `Conv1D` below `model` by a `PackedLinear`; returns how many.
 
     The model must be on the CPU and is for inference only afterwards. A weight that is tied to the embedding stays
-    in place there; the others are freed.
+    in place there; the others are freed. With `quantized` all but the modules in `exact` are quantized.
     """
     product, arena = _core.PackedProduct(threads.native, isa), _core.Arena()
     replaced = 0
@@ -77,7 +95,8 @@ def pack_linear_layers(model: nn.Module, threads: ThreadPool, isa: str = "auto")
             weight = weight_by_output(child)
             if weight is not None:
                 bias = getattr(child, "bias", None)
-                setattr(parent, name, PackedLinear(weight, bias, product, arena))
+                packed = PackedLinear(weight, bias, product, arena, quantized=quantized and child not in exact)
+                setattr(parent, name, packed)
                 replaced += 1
     return replaced
 

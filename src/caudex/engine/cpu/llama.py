@@ -105,13 +105,22 @@ class LlamaRunner:
         weights: its tensors by transformers' names, of any floating type, on the CPU; see `weight_shapes`.
         pool: its keys and values; also gives the threads and the instruction set.
         max_model_len: positions to prepare for, 4 x head_dim bytes each.
+        quantized: multiply in 8 bits, except in the head: see `PackedLinear`.
 
     Raises:
         ValueError: the model is none this can run (the message says why), a weight is missing or has another shape than
             the configuration says, or the pool has other sizes.
     """
 
-    def __init__(self, config: Any, weights: Mapping[str, Tensor], pool: KvPool, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        pool: KvPool,
+        max_model_len: int,
+        *,
+        quantized: bool = False,
+    ) -> None:
         reason = why_unsupported(config, max_model_len)
         if reason is not None:
             raise ValueError(f"the fused runner cannot run this model: {reason}")
@@ -138,7 +147,7 @@ class LlamaRunner:
         self._num_layers, self._linear_shapes = config.num_hidden_layers, linear_shapes(config)
         self._weights, self._shapes = weights, weight_shapes(config)
         with torch.no_grad():
-            self._take_weights(config)
+            self._take_weights(config, quantized=quantized)
             self._take_rotation(config, max_model_len)
         del self._weights, self._shapes
 
@@ -197,7 +206,7 @@ class LlamaRunner:
         self.native.forward(token_ids, batch.native, batch.plan, adapters, logit_rows, logits.data_ptr())
         return logits
 
-    def _take_weights(self, config: Any) -> None:
+    def _take_weights(self, config: Any, *, quantized: bool) -> None:
         if not config.tie_word_embeddings:
             self._take_linear("embedding", 0, _EMBEDDING)
         self._take_linear("head", 0, _EMBEDDING if config.tie_word_embeddings else _HEAD)
@@ -209,7 +218,8 @@ class LlamaRunner:
                 self._take_linear(role, index, _in_layer(index, name))
             for role, name in {**_NORMS, **head_norms}.items():
                 self._take_norm(role, index, _in_layer(index, name))
-            self.native.encode(index)
+            finish = self.native.quantize if quantized else self.native.encode
+            finish(index)
 
     def _take_linear(self, role: str, layer: int, name: str) -> None:
         weight = self._weight(name).to(self.pool.dtype).contiguous()
