@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from caudex.gateway.discovery import FileSource
 from caudex.gateway.upstream_pool import parse_endpoint
 from caudex.gateway.worker_metrics import parse_worker_metrics
 
@@ -34,6 +36,23 @@ def test_a_workers_file_is_watched(tmp_path: Path, two_workers: list[SmallWorker
     before = two_workers[1].stats()["requests"]
     assert all(gateway.chat(f"p{i}").status_code == 200 for i in range(5))
     assert two_workers[1].stats()["requests"] == before + 5
+
+
+def test_a_workers_file_that_is_being_written_drains_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    source = FileSource(path)
+    looks = [
+        ("http://a:8000\nhttp://b:8001\n", {"http://a:8000", "http://b:8001"}),
+        ("", {"http://a:8000", "http://b:8001"}),
+        ("http://a:8000\nhttp://b:80", {"http://a:8000", "http://b:8001"}),
+        ("http://a:8000\nhttp://b:8001\nhttp://c:8002\n", {"http://a:8000", "http://b:8001"}),
+        ("http://a:8000\nhttp://b:8001\nhttp://c:8002\n", {"http://a:8000", "http://b:8001", "http://c:8002"}),
+        ("http://c:8002\n", {"http://a:8000", "http://b:8001", "http://c:8002"}),
+        ("http://c:8002\n", {"http://c:8002"}),
+    ]
+    for text, expected in looks:
+        path.write_text(text)
+        assert asyncio.run(source.addresses()) == expected
 
 
 def test_workers_by_name(two_workers: list[SmallWorker], start_gateway: Start) -> None:

@@ -25,15 +25,25 @@ class Source(Protocol):
 
 
 class FileSource:
-    """One address a line; empty lines and what follows a # do not count."""
+    """One address a line; empty lines and what follows a # do not count.
+
+    A change counts once two looks in a row have found the same: a file that is just being written is empty, or ends
+    within an address, and workers must not be drained for that.
+    """
 
     interval = 1.0
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._last_seen: str | None = None
+        self._settled = ""
 
     async def addresses(self) -> set[str]:
-        lines = (line.partition("#")[0].strip() for line in self._path.read_text().splitlines())
+        text = self._path.read_text()
+        if self._last_seen in (None, text):
+            self._settled = text
+        self._last_seen = text
+        lines = (line.partition("#")[0].strip() for line in self._settled.splitlines())
         return {line for line in lines if line}
 
 
