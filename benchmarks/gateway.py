@@ -1,7 +1,7 @@
 """What a gateway costs: latency it adds, streamed requests it carries, what an open stream weighs, and how soon work is
 cancelled when its client leaves; side by side with other routers.
 
-    python benchmarks/gateway.py [--peers PYTHON] [--only throughput|streams] [--json FILE]
+    python benchmarks/gateway.py [--peers PYTHON] [--only throughput|streams|decision] [--json FILE]
 
 Starts two backends that answer at once with five events, Caudex's gateway, and, where the interpreter PYTHON has them,
 `sglang-router` and `vllm-router` with their cache-aware policies. Everything runs on this machine, so backends and
@@ -32,6 +32,7 @@ BACKEND = Path(__file__).with_name("gateway_backend.py")
 SCENES = ((4_096, 1, False), (4_096, 32, False), (32_768, 32, False), (32_768, 32, True))
 """Bytes of prompt, connections, cold."""
 CANCEL_PATIENCE = 5.0
+MANY_WORKERS = 64
 
 
 def requests_for(size: int, cold: bool, count: int, seed: int) -> list[bytes]:
@@ -280,6 +281,20 @@ class Bench:
                 row = asyncio.run(leave_streams(port, self.backends, request, count, leavings))
                 self._note({"router": name, **row})
 
+    def decision(self) -> None:
+        """Of Caudex alone: a decision under full load, with two workers, and with many in one process."""
+        port = self.targets["caudex"][0]
+        self._note({"router": "caudex", "workers": len(self.backends), "decision_us": decision_us(port)})
+        backends = [free_port() for _ in range(MANY_WORKERS)]
+        self._start([sys.executable, str(BACKEND), *map(str, backends)])
+        command, port = commands(backends, None)["caudex"]
+        self._start(command)
+        requests = requests_for(32_768, False, 64, 0)
+        wait_until_it_answers(port, requests[0])
+        row = asyncio.run(load(port, 32, requests, self.seconds))
+        figures = {"workers": MANY_WORKERS, "prompt_bytes": 32_768, "decision_us": decision_us(port)}
+        self._note({"router": "caudex", **figures, **row})
+
     def _note(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         print(json.dumps(row), flush=True)
@@ -295,16 +310,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter in whose environment the peers are installed")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--only", choices=["throughput", "streams"])
+    parser.add_argument("--only", choices=["throughput", "streams", "decision"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         bench = Bench(args, stack)
-        for scene in () if args.only == "streams" else SCENES:
-            bench.throughput(*scene)
-        if args.only != "throughput":
+        if args.only in (None, "throughput"):
+            for scene in SCENES:
+                bench.throughput(*scene)
+        if args.only in (None, "streams"):
             bench.streams((1, 100, 1_000), 100)
-        print(f"a decision takes {decision_us(bench.targets['caudex'][0]):.1f} us in the mean", file=sys.stderr)
+        bench.decision()
     if args.json:
         args.json.write_text(json.dumps(bench.rows, indent=2) + "\n")
 

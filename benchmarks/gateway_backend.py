@@ -1,4 +1,4 @@
-"""A backend that answers every chat at once with five events: `python gateway_backend.py PORT`.
+"""Backends, one a port, that answer every chat at once with five events: `python gateway_backend.py PORT...`.
 
 A chat with the header `x-hold` gets one event and no end; `GET /closed` tells when such streams were closed by the
 other side (seconds of the machine's monotonic clock). What else is posted gets a new response id.
@@ -71,8 +71,9 @@ class Backend(asyncio.Protocol):
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Backend, "127.0.0.1", int(sys.argv[1]), backlog=4096)
-    await server.serve_forever()
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(Backend, "127.0.0.1", int(port), backlog=4096) for port in sys.argv[1:]]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ void bind_cost(nb::module_& m) {
       [](const Mask& eligible, const Column& queued_tokens, const Column& running, const Column& foreign_requests,
          const Column& recent_tokens, const Column& recent_requests,
          const Column& prefill_rate, const Column& capacity_tokens, const Column& cached_tokens,
-         const Column& used_tokens, double num_tokens, double mean_prompt_tokens, double recent_seconds,
-         double reuse, double decode_tokens, double harm_weight) {
+         const Column& used_tokens, const Column& busy_tokens, const Column& shared_tokens, double num_tokens,
+         double mean_prompt_tokens, double recent_seconds, double stay_seconds, double reuse, double decode_tokens, double harm_weight) {
         const std::size_t n = eligible.size();
         const routing::WorkerColumns workers{eligible.data(),
                                              checked_column(queued_tokens, n),
@@ -140,16 +140,20 @@ void bind_cost(nb::module_& m) {
                                              checked_column(capacity_tokens, n),
                                              checked_column(cached_tokens, n),
                                              checked_column(used_tokens, n),
+                                             checked_column(busy_tokens, n),
+                                             checked_column(shared_tokens, n),
                                              n};
-        const routing::CostTerms terms{num_tokens, mean_prompt_tokens, recent_seconds, reuse, decode_tokens, harm_weight};
+        const routing::CostTerms terms{num_tokens, mean_prompt_tokens, recent_seconds, stay_seconds, reuse,
+                                       decode_tokens, harm_weight};
         double* seconds;
         auto array = owned_array<double>(n, &seconds);
         routing::cost_seconds(workers, terms, seconds);
         return array;
       },
       "eligible"_a, "queued_tokens"_a, "running"_a, "foreign_requests"_a, "recent_tokens"_a,
-      "recent_requests"_a, "prefill_rate"_a, "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a, nb::kw_only(),
-      "num_tokens"_a, "mean_prompt_tokens"_a, "recent_seconds"_a, "reuse"_a, "decode_tokens"_a,
+      "recent_requests"_a, "prefill_rate"_a, "capacity_tokens"_a, "cached_tokens"_a, "used_tokens"_a,
+      "busy_tokens"_a, "shared_tokens"_a, nb::kw_only(), "num_tokens"_a, "mean_prompt_tokens"_a, "recent_seconds"_a,
+      "stay_seconds"_a, "reuse"_a, "decode_tokens"_a,
       "harm_weight"_a, "Seconds that sending a request to each worker costs; see caudex.routing.cost.");
   m.def(
       "cheapest",
@@ -210,6 +214,7 @@ void bind_prefix_tree(nb::module_& m) {
           "expire",
           [](PrefixTree& self, std::int64_t worker, double time) { self.expire(checked_worker(worker), time); },
           "worker"_a, "time"_a, "Drops what the worker was last sent before `time`.")
+      .def("expire_all", &PrefixTree::expire_all, "time"_a, "expire() for every worker.")
       .def(
           "forget", [](PrefixTree& self, std::int64_t worker) { self.forget(checked_worker(worker)); }, "worker"_a,
           "Drops all that the worker holds.")

@@ -10,6 +10,14 @@ namespace {
 /// A queue in front of a worker busier than this is taken to end still.
 constexpr double kMaxUtilisation = 0.95;
 
+/// The wait for room: for the share of the memory that the request takes there, as long as a request stays, and the
+/// longer the fuller it is with what cannot be evicted.
+double room_seconds(const WorkerColumns& workers, const CostTerms& terms, std::size_t i) {
+  const double taken = std::max(0.0, terms.num_tokens - workers.shared_tokens[i]) / workers.capacity_tokens[i];
+  const double full = std::min(workers.busy_tokens[i] / workers.capacity_tokens[i] + taken / 2.0, kMaxUtilisation);
+  return terms.stay_seconds * taken * full / (1.0 - full);
+}
+
 /// What arrived of late at the mean of the workers that may be chosen.
 struct Traffic {
   double arrivals = 0.0;          // requests that come to a worker in each second of work at hand, before it has none
@@ -41,7 +49,7 @@ double seconds(const WorkerColumns& workers, const CostTerms& terms, std::size_t
   const double at_hand = workers.queued_tokens[i] + workers.running[i] * terms.decode_tokens +
                          workers.foreign_requests[i] * terms.mean_prompt_tokens;
   const double utilisation = std::min(busy(workers, terms, i), kMaxUtilisation);
-  const double wait = at_hand / rate;
+  const double wait = at_hand / rate + room_seconds(workers, terms, i);
   const double work = (uncached + terms.reuse * evicted) / rate;
   const double delayed = traffic.arrivals * (wait + work / 2.0);
   const double later = terms.reuse * utilisation / (1.0 - utilisation) * traffic.seconds_a_request;

@@ -18,6 +18,8 @@ struct WorkerColumns {
   const double* capacity_tokens;
   const double* cached_tokens;    // of this request
   const double* used_tokens;      // in all
+  const double* busy_tokens;      // of those, read by the requests that are there now, each counted once
+  const double* shared_tokens;    // of this request with those
   std::size_t num_workers;
 };
 
@@ -26,6 +28,7 @@ struct CostTerms {
   double num_tokens;          // of the request
   double mean_prompt_tokens;  // of the traffic
   double recent_seconds;      // time constant of what is recent
+  double stay_seconds;        // of a request at its worker, in the mean
   double reuse;               // share of cached tokens that are wanted again
   double decode_tokens;       // work of one running request, in prefill tokens
   double harm_weight;

@@ -112,6 +112,10 @@ void PrefixTree::expire(Worker worker, double time) {
   }
 }
 
+void PrefixTree::expire_all(double time) {
+  for (Worker worker = 0; worker < workers_.size(); ++worker) expire(worker, time);
+}
+
 void PrefixTree::forget(Worker worker) {
   const WorkerState& mine = state(worker);
   while (mine.oldest != kNone) release(entries_[mine.oldest].node, worker);

@@ -45,6 +45,9 @@ class PrefixTree {
   /// Drops what `worker` was last sent before `time`.
   void expire(Worker worker, double time);
 
+  /// The same for every worker; O(workers) where nothing is that old.
+  void expire_all(double time);
+
   /// Drops all that `worker` holds.
   void forget(Worker worker);
 

@@ -66,6 +66,17 @@ def test_queued_prefills_are_not_measured_twice() -> None:
     assert fleet.prefill_rate[slot] == pytest.approx(4_000, rel=0.05)
 
 
+def test_how_long_a_token_stays_is_known_from_those_that_have_landed() -> None:
+    fleet = Fleet()
+    slot = fleet.join("a")
+    assert fleet.stay_seconds == 0
+    for _ in range(2_000):
+        short, long = fleet.dispatch(slot, 100, 0, 0.0), fleet.dispatch(slot, 900, 0, 0.0)
+        fleet.land(short, 1.0)
+        fleet.land(long, 11.0)
+    assert fleet.stay_seconds == pytest.approx(10.0, rel=0.02)
+
+
 def test_what_others_sent_counts_as_load() -> None:
     fleet = Fleet()
     a, b = fleet.join("a"), fleet.join("b")

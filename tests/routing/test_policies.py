@@ -273,6 +273,26 @@ def test_cost_prefers_the_faster_worker_and_the_one_that_evicts_less() -> None:
     assert chosen(policy, fleet, text_request(unique_text(3))) == 1
 
 
+def test_prompts_do_not_wait_for_memory_that_is_being_read_while_another_worker_has_room() -> None:
+    """Both workers are idle but for what is read there; in the first it fills the memory, and it is not shared."""
+    fleet, policy = fleet_of(2), CostPolicy()
+    for slot in range(2):
+        fleet.report(slot, LoadReport(capacity_tokens=50_000.0))
+    for slot, num_bytes in ((0, 160_000), (1, 16_000)):
+        request = text_request(unique_text(slot, num_bytes))
+        policy.rank(request, fleet, 0.0)
+        policy.record(request, slot, 0.0)
+        fleet.prefill_done(fleet.dispatch(slot, request.num_tokens, 0, 0.0), 0.0)
+    flight = fleet.dispatch(1, 1_000, 0, 0.0)
+    fleet.prefill_done(flight, 0.0)
+    fleet.land(flight, 20.0)
+    fleet.prefill_done(fleet.dispatch(1, 1_000, 0, 20.0), 20.0)
+    running_more_there = text_request(unique_text(9, 40_000))
+    assert chosen(policy, fleet, running_more_there) == 1
+    turn = text_request(unique_text(0, 160_000) + unique_text(9, 400))
+    assert chosen(policy, fleet, turn) == 0
+
+
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_the_cost_is_the_documented_sum(data: st.DataObject) -> None:
@@ -285,6 +305,8 @@ def test_the_cost_is_the_documented_sum(data: st.DataObject) -> None:
                 fleet.prefill_done(flight, 0.0)
     request = text_request(unique_text(0))
     policy.record(request, 2, 0.0)
+    fleet.stay_seconds = data.draw(st.floats(0, 30))
+    fleet.capacity_tokens[:] = data.draw(st.floats(1_100, 9_000))
     rates, running = fleet.prefill_rate, fleet.running
     busy = fleet.recent_tokens(0.0) / rates / 30.0
     requests = float(fleet.recent_requests(0.0).sum()) / 30.0
@@ -293,7 +315,10 @@ def test_the_cost_is_the_documented_sum(data: st.DataObject) -> None:
     expected = []
     for slot in range(4):
         work = (request.num_tokens - (992 if slot == 2 else 0)) / rates[slot]
+        taken, read = (8 / fleet.capacity_tokens[slot], 992) if slot == 2 else (1_000 / fleet.capacity_tokens[slot], 0)
+        full = min(read / fleet.capacity_tokens[slot] + taken / 2, 0.95)
         wait = (fleet.queued_tokens[slot] + 64.0 * running[slot]) / rates[slot]
+        wait += fleet.stay_seconds * taken * full / (1 - full)
         harm = work * arrivals * (wait + work / 2) + work * 0.05 * running[slot]
         utilisation = min(float(busy[slot]), 0.95)
         expected.append(wait + work + harm + 0.5 * utilisation / (1 - utilisation) * service)

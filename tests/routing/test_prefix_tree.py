@@ -75,6 +75,12 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.expire(worker, self.now - age)
         self.twin.expire(worker, self.now - age)
 
+    @rule(age=st.integers(0, 5))
+    def expire_all(self, age: int) -> None:
+        self.tree.expire_all(self.now - age)
+        for worker in range(NUM_WORKERS):
+            self.twin.expire(worker, self.now - age)
+
     @rule(worker=workers, capacity=st.integers(1, 20))
     def set_capacity(self, worker: int, capacity: int) -> None:
         self.tree.set_capacity(worker, capacity)

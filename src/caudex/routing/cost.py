@@ -10,17 +10,24 @@ from caudex.routing.fleet import RECENT_SECONDS, Fleet
 from caudex.routing.prefix_index import PrefixAware, PrefixIndex, PrefixRanking
 from caudex.routing.ranking import Ranking
 from caudex.routing.request import RouteRequest
+from caudex.routing.sent_index import SentIndex
 
 
 class CostPolicy(PrefixAware):
     """Seconds to the first token, this request's and others', estimated for each worker and summed; no thresholds.
 
         wait      (prefill queued there + decode_tokens per running request + others' requests) / rate
+                  + the wait for room: f / (1 - f) x the share of the worker's memory that the request takes x the time
+                  that a request stays, where f is the share that is full of what is being read
         work      (uncached tokens + tokens pushed out there x the share of tokens that are wanted again) / rate
         harm      work x (the requests that will come while the wait and half of the work last, and be that much later)
                   + uncached tokens / rate x running requests x `harm_weight`
         later     the wait of those that will build on this request, and so come to the same worker: so many as tokens
                   are wanted again, each u / (1 - u) times the mean request's work at that worker's utilisation u
+
+    What is being read cannot be evicted, and is what was sent there within the time that a request stays in the mean
+    (J. Little, Operations Research 9(3), 1961), whatever several requests share counted once. Where prompts fill a good
+    part of a worker's memory, it is that and not computation for which they wait.
 
     A worker's rate is its measured prefill rate. Requests come as they did of late to the mean worker, a in a second;
     to clear a second of work takes 1 / (1 - u), so a / (1 - u) requests find it in their way: the marginal delay of
@@ -33,7 +40,7 @@ class CostPolicy(PrefixAware):
     and no gap in load flips the choice for a millisecond. Equal costs go to the worker with the most free cache, then
     by chance. After Preble's E2 (V. Srivatsa et al., arXiv 2407.00023) in what is weighed, without its two regimes.
 
-    O(workers + keys + nodes on the path); some ten microseconds at 64 workers.
+    O(workers + keys + nodes on the path).
 
     Good for: everything. Not for: gateways that must agree without shared state (use `consistent_hash`).
     """
@@ -52,18 +59,28 @@ class CostPolicy(PrefixAware):
         super().__init__(index, seed)
         self._decode_tokens = decode_tokens
         self._harm_weight = harm_weight
+        self._read_of_late = SentIndex()
         self._reuse = 0.5
         """Share of prompt tokens that were found cached, fading over some hundred requests."""
 
     def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
         cached = self.index.cached_tokens(request, fleet)
         used = self.index.used_tokens(request, fleet)
+        self._read_of_late.expire(now - fleet.stay_seconds)
         cost = self._seconds(request, fleet, cached, used, now)
         ranking = PrefixRanking(cost, cached, used, fleet.capacity_tokens, self._rng)
         if ranking.best is not None:
             found = (ranking.best.cached_tokens or 0) / request.num_tokens
             self._reuse += 0.01 * (found - self._reuse)
         return ranking
+
+    def record(self, request: RouteRequest, worker: int, now: float) -> None:
+        super().record(request, worker, now)
+        self._read_of_late.record(request, worker, now)
+
+    def forget(self, worker: int) -> None:
+        super().forget(worker)
+        self._read_of_late.forget(worker)
 
     def _seconds(
         self,
@@ -84,9 +101,12 @@ class CostPolicy(PrefixAware):
             fleet.capacity_tokens,
             cached,
             used,
+            self._read_of_late.used_tokens(request, fleet),
+            self._read_of_late.cached_tokens(request, fleet),
             num_tokens=request.num_tokens,
             mean_prompt_tokens=fleet.mean_prompt_tokens,
             recent_seconds=RECENT_SECONDS,
+            stay_seconds=fleet.stay_seconds,
             reuse=self._reuse,
             decode_tokens=self._decode_tokens,
             harm_weight=self._harm_weight,

@@ -57,8 +57,9 @@ class Fleet:
     """Workers in slots, their figures in arrays by slot, so that a policy weighs them all in a few vector operations.
 
     A slot is reused after its worker left; policies are told with `Policy.forget`. Every flight counts exactly once:
-    in `queued_tokens` until its first token, then in `running` until it lands. `epoch` changes whenever membership,
-    availability or a capacity does.
+    in `queued_tokens` until its first token, then in `running` until it lands. `stay_seconds` is how long a token is
+    out, in the mean over about the last hundred requests. `epoch` changes whenever membership, availability or a
+    capacity does.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,8 @@ class Fleet:
         self.prefill_rate = np.zeros(0)
         self.capacity_tokens = np.zeros(0)
         self.mean_prompt_tokens = 1_000.0
+        self.stay_seconds = 0.0
+        self._landed_tokens = 0.0
         self._given_rate = np.zeros(0)
         self._recent_tokens = np.zeros(0)
         self._recent_requests = np.zeros(0)
@@ -207,6 +210,9 @@ class Fleet:
         else:
             self.running[slot] = max(0.0, self.running[slot] - 1)
         self.in_flight_tokens[slot] = max(0.0, self.in_flight_tokens[slot] - flight.num_tokens)
+        self._landed_tokens = 0.99 * self._landed_tokens + flight.num_tokens
+        share = flight.num_tokens / self._landed_tokens
+        self.stay_seconds += share * (now - flight.sent_at - self.stay_seconds)
 
     def report(self, slot: int, report: LoadReport) -> None:
         """Takes in what a worker said of itself. What it has beyond our own flights was sent by others."""

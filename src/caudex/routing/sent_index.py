@@ -39,6 +39,10 @@ class SentIndex:
         self._tree.insert(worker, request.keys, now)
         self._tree.expire(worker, now - self._idle_seconds)
 
+    def expire(self, time: float) -> None:
+        """Forgets what no worker was sent since then."""
+        self._tree.expire_all(time)
+
     def forget(self, worker: int) -> None:
         self._tree.forget(worker)
 
