@@ -56,7 +56,7 @@ class Patience:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One turn: what was measured, None without an answer; what to say of it; and the share of the machine's processor
-    time that went elsewhere meanwhile, None where that is not known."""
+    time that went elsewhere meanwhile, None where that is not known or was not what it failed of."""
 
     summary: Summary | None
     said: str
@@ -114,17 +114,19 @@ class Contender:
 
     def play(self, part: Part, setting: Setting, seed: int, limit: float) -> Outcome:
         """Play a part once. A server that does not answer is ended, and started again when it plays next."""
-        meter = None
         try:
             self.start(setting)
             assert self._local is not None
             self._local.resume()
             meter = OthersMeter(self._local)
             summary = asyncio.run(play_watched(self._local, part, seed, limit))
-        except (NoAnswerError, ServerError, OSError, RuntimeError) as error:
-            outcome = Outcome(None, f"does not answer: {error}", None if meter is None else meter.share())
+        except NoAnswerError as error:
+            elsewhere = meter.share()
             self.end()
-            return outcome
+            return Outcome(None, f"does not answer: {error}", elsewhere)
+        except (ServerError, OSError, RuntimeError) as error:
+            self.end()
+            return Outcome(None, f"fails: {error}", None)
         self._local.pause()
         failed = f", {summary.errors} failed" if summary.errors else ""
         return Outcome(summary, f"{summary.wall:.1f} s{failed}", meter.share())

@@ -11,7 +11,7 @@ import pytest
 
 import serving
 from caudex.bench.summary import Summary, summarize
-from contenders import Contender, Match, Part, Patience, seconds_left, turns
+from contenders import Contender, Match, Outcome, Part, Patience, seconds_left, turns
 from servers import VLLM, Caudex, LlamaCpp, Setting
 from serving import PARTS
 from standings import FIGURE_HEADINGS, STANDING_HEADINGS, figure_row, standing_rows, standings
@@ -134,6 +134,55 @@ def test_a_server_that_does_not_start_is_named_and_the_others_play() -> None:
     assert said[0].startswith("vLLM is left out:")
     assert "no-such-program" in said[0]
     assert broken.played == {}
+
+
+class Scripted(Contender):
+    """A contender that is always up, and whose turns come out as they are written down."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        super().__init__(Caudex())
+        self.outcomes = list(outcomes)
+        self.seeds: list[int] = []
+
+    def start(self, setting: Setting) -> None:
+        pass
+
+    def play(self, part: Part, setting: Setting, seed: int, limit: float) -> Outcome:
+        self.seeds.append(seed)
+        return self.outcomes.pop(0)
+
+
+class TestDisturbedTurns:
+    def play(self, *outcomes: Outcome) -> tuple[Scripted, list[str]]:
+        said: list[str] = []
+        contender = Scripted(*outcomes)
+        patience = Patience(elsewhere=0.05, retries=2)
+        Match([contender], {Setting(): (DOCUMENT,)}, patience, lambda what, left: None, said.append).play(1, seed=7)
+        return contender, said
+
+    def outcome(self, wall: float, elsewhere: float | None) -> Outcome:
+        (summary,) = played(wall)
+        return Outcome(summary, f"{wall} s", elsewhere)
+
+    def test_only_the_undisturbed_turn_is_kept(self) -> None:
+        contender, said = self.play(self.outcome(9.0, 0.4), self.outcome(3.0, 0.01))
+        assert [summary.wall for summary in contender.summaries(DOCUMENT.label)] == [3.0]
+        assert "40% of the processor went elsewhere, so it plays again" in said[1]
+
+    def test_another_try_has_another_text(self) -> None:
+        contender, _ = self.play(self.outcome(9.0, 0.4), self.outcome(3.0, 0.01))
+        assert len(set(contender.seeds)) == 2
+
+    def test_after_the_last_try_what_was_measured_is_kept_and_said(self) -> None:
+        contender, said = self.play(*(self.outcome(wall, 0.4) for wall in (9.0, 8.0, 7.0)))
+        assert [summary.wall for summary in contender.summaries(DOCUMENT.label)] == [7.0]
+        assert contender.elsewhere[DOCUMENT.label] == [0.4]
+        assert said[-1].endswith("40% of the processor went elsewhere")
+
+    def test_what_fails_by_itself_is_not_tried_again(self) -> None:
+        contender, said = self.play(Outcome(None, "fails: status 500", None))
+        assert contender.played[DOCUMENT.label] == [None]
+        assert said[-1].endswith("fails: status 500")
 
 
 def test_a_missing_peer_is_named_with_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
