@@ -86,11 +86,14 @@ def test_a_key_guards_all_but_the_probes(fresh_server) -> None:
 
 
 def test_a_full_queue_is_429(fresh_server) -> None:
-    held, go_on, outputs = threading.Event(), threading.Event(), itertools.count()
+    submitted, held, go_on, outputs = threading.Event(), threading.Event(), threading.Event(), itertools.count()
 
     def hold_the_second(_: RequestOutput) -> None:
         """By then the engine's figures are those of the first step, with two requests in the queue."""
-        if next(outputs) == 1:
+        number = next(outputs)
+        if number == 0:
+            submitted.wait(30)
+        elif number == 1:
             held.set()
             go_on.wait(30)
 
@@ -98,6 +101,7 @@ def test_a_full_queue_is_429(fresh_server) -> None:
         sampling = SamplingParams(max_tokens=3, ignore_eos=True)
         for name in ("a", "b", "c"):
             server.engine.submit(GenerationRequest(name, [1, 2], sampling), hold_the_second)
+        submitted.set()
         try:
             assert held.wait(30)
             refused = server.post("/v1/completions", prompt="b")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,8 +33,7 @@ class LogitBias:
     values: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """What one row of logits is sampled with: nothing here depends on the rest of the batch.
 
     `seed` and `position` (index of the new token in its output) name the random number, so a request that was
@@ -59,8 +59,7 @@ def logit_bias(params: SamplingParams) -> LogitBias | None:
     return LogitBias(token_ids, np.fromiter(params.logit_bias.values(), dtype=np.float32))
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     logprob: TokenLogprob | None
 
