@@ -124,6 +124,7 @@ def standing_rows(contenders: Sequence[Contender], parts: Sequence[Part]) -> lis
             *peer_cells(plain[key]),
         ]
         for key in like
+        if plain[key].peer is not None
     ]
 
 
