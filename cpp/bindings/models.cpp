@@ -3,6 +3,7 @@
 #include "kernels/llama.hpp"
 #include "kernels/packed_matrix.hpp"
 #include "kernels/packed_product.hpp"
+#include "kernels/rms_norm.hpp"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -26,6 +27,7 @@ using kernels::LlamaShape;
 using kernels::LoraPair;
 using kernels::PackedMatrix;
 using kernels::PackedProduct;
+using kernels::RmsNorm;
 using kernels::ThreadPool;
 
 // output = input x matrix + bias, [rows, columns] contiguous, in the matrix's type.
@@ -95,6 +97,22 @@ void bind_products(nb::module_& m) {
              int num_rows, Address output) {
             multiply(product, matrix, pointer<const float>(bias), pointer<const char>(input), row_stride, num_rows,
                      pointer<char>(output));
+          },
+          nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_norm(nb::module_& m) {
+  nb::class_<RmsNorm>(m, "RmsNorm")
+      .def(
+          "__init__",
+          [](RmsNorm* self, ThreadPool& threads, const std::string& isa, Address weight, int count, float epsilon) {
+            new (self) RmsNorm(pointer<const float>(weight), count, epsilon, kernels::kernels_for(isa), threads);
+          },
+          "threads"_a, "isa"_a, "weight"_a, "count"_a, "epsilon"_a, nb::keep_alive<1, 2>())
+      .def(
+          "run",
+          [](RmsNorm& norm, const std::string& dtype, Address input, int rows, Address output) {
+            norm.run(dtype_named(dtype), pointer<const char>(input), rows, pointer<char>(output));
           },
           nb::call_guard<nb::gil_scoped_release>());
 }
@@ -170,6 +188,7 @@ void bind_llama(nb::module_& m) {
 
 void bind_models(nb::module_& m) {
   bind_products(m);
+  bind_norm(m);
   bind_llama(m);
 }
 

@@ -619,6 +619,10 @@ class PackedProduct:
         self, matrix: PackedMatrix, bias: int, input: int, row_stride: int, num_rows: int, output: int, /
     ) -> None: ...
 
+class RmsNorm:
+    def __init__(self, threads: ThreadPool, isa: str, weight: int, count: int, epsilon: float) -> None: ...
+    def run(self, dtype: str, input: int, rows: int, output: int, /) -> None: ...
+
 class LlamaModel:
     def __init__(
         self,

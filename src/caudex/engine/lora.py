@@ -82,6 +82,12 @@ class LoraAdapters:
         return {slot: torch.cat(rows) for slot, rows in spans.items()}
 
 
+def adapter_matrices(model: nn.Module) -> list[nn.Module]:
+    """The adapters' own linear layers inside `model`."""
+    adapted = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    return [matrix for layer in adapted for matrix in (*layer.down.values(), *layer.up.values())]
+
+
 def _linear_shape(model: nn.Module, name: str) -> tuple[int, int] | None:
     """(outputs, inputs) of the linear layer `name`, or None if there is none."""
     try:

@@ -8,11 +8,11 @@ import torch
 
 from caudex.engine.adapter import Adapter, read_adapter
 from caudex.engine.config import EngineConfig
-from caudex.engine.cpu import KvPool, ThreadPool, pack_linear_layers, why_unsupported
+from caudex.engine.cpu import KvPool, ThreadPool, compile_norms, pack_linear_layers, why_unsupported
 from caudex.engine.cpu_attention import CpuAttention
 from caudex.engine.fused_runner import FusedRunner
 from caudex.engine.loading import UnsupportedModelError
-from caudex.engine.lora import LoraAdapters
+from caudex.engine.lora import LoraAdapters, adapter_matrices
 from caudex.engine.model import LoadedModel
 from caudex.engine.runner import ModelRunner, TransformersRunner
 from caudex.engine.torch_attention import TorchAttention
@@ -22,7 +22,7 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
     """The runner for `loaded`, by `config.attention_backend`, with a KV pool of `num_blocks`.
 
     On the CPU the compiled kernels serve it: the Llama family in one call a step, others through transformers' code
-    with attention and linear layers replaced.
+    with attention, linear layers and RMSNorms replaced.
     What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
@@ -89,6 +89,7 @@ def _cpu_runner(
     if why_unsupported(loaded.config, max_model_len) is None:
         return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len, quantized=quantized)
     placed = LoraAdapters.load(loaded.module, adapters)
-    head = loaded.module.get_output_embeddings()
-    pack_linear_layers(loaded.module, threads, quantized=quantized, exact=(head,))
+    exact = {loaded.module.get_output_embeddings(), *adapter_matrices(loaded.module)}
+    pack_linear_layers(loaded.module, threads, quantized=quantized, exact=exact)
+    compile_norms(loaded.module, threads)
     return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), placed)

@@ -61,22 +61,29 @@ def test_tokens_equal_those_of_merged_weights(name: str, isa: str, rank: int) ->
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     isa=st.sampled_from(available_isas()),
     num_threads=st.sampled_from([1, 2]),
+    quantized=st.booleans(),
     adapters=st.lists(st.dictionaries(st.sampled_from(PROJECTIONS), st.integers(1, 70), min_size=1), max_size=3),
     data=st.data(),
 )
 def test_a_sequence_has_the_same_bits_in_any_company(
-    name: str, dtype: torch.dtype, isa: str, num_threads: int, adapters: list[dict[str, int]], data: st.DataObject
+    name: str,
+    dtype: torch.dtype,
+    isa: str,
+    num_threads: int,
+    quantized: bool,
+    adapters: list[dict[str, int]],
+    data: st.DataObject,
 ) -> None:
     """Sequences with several adapters and without, together, against each alone beside no other adapter."""
     model = tiny_model(name, dtype)
-    together = Sequences(model, dtype, isa=isa, num_threads=num_threads)
+    together = Sequences(model, dtype, isa=isa, num_threads=num_threads, quantized=quantized)
     for seed, ranks in enumerate(adapters):
         together.runner.add_adapter(random_adapter(model.config, seed, ranks))
     lengths = data.draw(st.lists(st.sampled_from([1, 2, 30, 100]), min_size=1, max_size=8))
     chosen = [data.draw(st.integers(-1, len(adapters) - 1)) for _ in lengths]
     parts, expected, free = [], [], 0
     for i, (length, adapter) in enumerate(zip(lengths, chosen, strict=True)):
-        alone = Sequences(model, dtype, isa=isa, num_threads=1)
+        alone = Sequences(model, dtype, isa=isa, num_threads=1, quantized=quantized)
         if adapter >= 0:
             alone.runner.add_adapter(random_adapter(model.config, adapter, adapters[adapter]))
         tokens = random_tokens(length, i)

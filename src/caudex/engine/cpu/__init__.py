@@ -10,6 +10,7 @@ from caudex.engine.cpu.checkpoint import CheckpointWeights
 from caudex.engine.cpu.kv_pool import KvPool
 from caudex.engine.cpu.linear import PackedLinear, pack_linear_layers, weight_by_output
 from caudex.engine.cpu.llama import LlamaRunner, head_size, weight_shapes, why_unsupported
+from caudex.engine.cpu.norm import compile_norms
 from caudex.engine.cpu.threads import ThreadPool, available_isas
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PackedLinear",
     "ThreadPool",
     "available_isas",
+    "compile_norms",
     "head_size",
     "pack_linear_layers",
     "weight_by_output",
