@@ -14,9 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from caudex.engine.adapter import read_adapter
 from caudex.engine.config import EngineConfig
+from caudex.engine.cpu import ThreadPool, pack_linear_layers
 from caudex.engine.engine import Engine
 from caudex.engine.loading import UnsupportedModelError
+from caudex.engine.lora import LoraAdapters, adapter_matrices
 
 from .harness import Reference, assert_nothing_leaked, greedy, running_engine, submit
 
@@ -91,6 +94,22 @@ def test_adapters_share_a_batch(
         with pytest.raises(ValueError, match=r"no adapter 'prose'; loaded are: law, verse\.v2"):
             submit(engine, shared, greedy(1), adapter="prose")
         assert_nothing_leaked(engine)
+
+
+def test_adapters_stay_exact_where_the_base_weights_are_quantized(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = tiny_model("gpt2")
+    folder = save_adapter(base, tmp_path / "law", 1, r=4, target_modules=["c_attn"])
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    LoraAdapters.load(model, [read_adapter("law", folder)])
+    adapted = model.transformer.h[0].attn.c_attn
+    x = torch.randn(5, 48)
+    exact, base_layer = adapted.up["adapter0"](adapted.down["adapter0"](x)), adapted.base(x)
+    pack_linear_layers(model, ThreadPool(1), quantized=True, exact=adapter_matrices(model))
+    torch.testing.assert_close(adapted.up["adapter0"](adapted.down["adapter0"](x)), exact)
+    error = (adapted.base(x) - base_layer).abs().max()
+    assert 0 < error < 0.1 * base_layer.abs().max(), "the base weights are quantized, and near"
 
 
 def with_config(folder: Path, **changes: object) -> None:
