@@ -216,6 +216,16 @@ void bind_prefix_tree(nb::module_& m) {
           "worker"_a, "time"_a, "Drops what the worker was last sent before `time`.")
       .def("expire_all", &PrefixTree::expire_all, "time"_a, "expire() for every worker.")
       .def(
+          "sent_since",
+          [](PrefixTree& self, double time, const Keys& keys, std::int64_t num_workers, double tokens_per_key,
+             double num_tokens) {
+            self.expire_all(time);
+            return std::make_pair(used_tokens(self, num_workers, tokens_per_key),
+                                  cached_tokens(self, keys, num_workers, tokens_per_key, num_tokens));
+          },
+          "time"_a, "keys"_a, "num_workers"_a, "tokens_per_key"_a, "num_tokens"_a,
+          "expire_all(time), then used_tokens() and cached_tokens() of what is left.")
+      .def(
           "forget", [](PrefixTree& self, std::int64_t worker) { self.forget(checked_worker(worker)); }, "worker"_a,
           "Drops all that the worker holds.")
       .def(

@@ -66,7 +66,6 @@ class CostPolicy(PrefixAware):
     def rank(self, request: RouteRequest, fleet: Fleet, now: float) -> Ranking:
         cached = self.index.cached_tokens(request, fleet)
         used = self.index.used_tokens(request, fleet)
-        self._read_of_late.expire(now - fleet.stay_seconds)
         cost = self._seconds(request, fleet, cached, used, now)
         ranking = PrefixRanking(cost, cached, used, fleet.capacity_tokens, self._rng)
         if ranking.best is not None:
@@ -101,8 +100,7 @@ class CostPolicy(PrefixAware):
             fleet.capacity_tokens,
             cached,
             used,
-            self._read_of_late.used_tokens(request, fleet),
-            self._read_of_late.cached_tokens(request, fleet),
+            *self._read_of_late.sent_since(now - fleet.stay_seconds, request, fleet),
             num_tokens=request.num_tokens,
             mean_prompt_tokens=fleet.mean_prompt_tokens,
             recent_seconds=RECENT_SECONDS,

@@ -39,9 +39,13 @@ class SentIndex:
         self._tree.insert(worker, request.keys, now)
         self._tree.expire(worker, now - self._idle_seconds)
 
-    def expire(self, time: float) -> None:
-        """Forgets what no worker was sent since then."""
-        self._tree.expire_all(time)
+    def sent_since(
+        self, time: float, request: RouteRequest, fleet: Fleet
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Forgets what was sent before `time`; the tokens that are left, and those that the request shares, by slot."""
+        if fleet.epoch != self._fleet_epoch:
+            self._follow_capacities(request, fleet)
+        return self._tree.sent_since(time, request.keys, fleet.num_slots, request.tokens_per_key, request.num_tokens)
 
     def forget(self, worker: int) -> None:
         self._tree.forget(worker)
