@@ -49,7 +49,7 @@ class Ranking:
     Equal costs: the most of the `capacity` left, of which so much is `used`, then chance, never the order of the list.
     """
 
-    __slots__ = ("_best", "_cached", "_capacity", "_cost", "_reasons", "_rng", "_used")
+    __slots__ = ("_best", "_cached", "_capacity", "_cost", "_first", "_reasons", "_rng", "_used")
 
     def __init__(
         self,
@@ -67,12 +67,15 @@ class Ranking:
         self._used = used
         self._capacity = capacity
         self._cached = cached
+        self._first: Candidate | None = None
         self._best = _core.cheapest(cost, used, capacity, rng.random)
 
     @property
     def best(self) -> Candidate | None:
         """The first choice, or None where no worker may be chosen."""
-        return None if self._best < 0 else self._candidate(self._best)
+        if self._first is None and self._best >= 0:
+            self._first = self._candidate(self._best)
+        return self._first
 
     def __iter__(self) -> Iterator[Candidate]:
         if self._best < 0:
