@@ -174,7 +174,7 @@ def program_version(server: Server) -> str:
     program = server.command(Setting(), 0)[0]
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=False)
     lines = (said.stdout.strip() or said.stderr.strip()).splitlines()
-    return lines[-1] if lines else "unknown"
+    return "; ".join(lines[-2:]) or "unknown"
 
 
 def keep_earlier(contenders: Sequence[Contender], file: Path) -> None:
