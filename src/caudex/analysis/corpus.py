@@ -83,6 +83,11 @@ def head_lengths(requests: list[Request]) -> list[int]:
     return [least.get(request.session or "", length) for request, length in zip(requests, lengths, strict=True)]
 
 
+def common_messages(a: list[Message], b: list[Message]) -> int:
+    """How many messages the two begin with alike; equal ones are one object."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x is not y), min(len(a), len(b)))
+
+
 def by_session(requests: list[Request]) -> dict[str, list[int]]:
     """Indices of the requests of each session, in order; a request without a session is a session of its own."""
     sessions: dict[str, list[int]] = defaultdict(list)

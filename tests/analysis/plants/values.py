@@ -15,7 +15,7 @@ from tests.analysis.plants.plant import START, Body, Mutator, at_line, chosen_by
 _FIRST = ("Maria", "Jonas", "Aiko", "Priya", "Chen", "Fatima", "Liam", "Zoe", "Omar", "Ingrid", "Pablo", "Nkechi")
 _LAST = ("Schmidt", "Okafor", "Tanaka", "Rossi", "Nguyen", "Haddad", "Kowalski", "Silva", "Larsen", "Dubois")
 _WEATHER = ("sunny and dry", "light rain", "heavy snowfall", "patchy fog", "strong wind from the west", "overcast")
-_MOVED = 0.025
+_MOVED = 0.012
 """A value of no known kind is moved behind what is shared, where it still takes a block or two of a short prompt."""
 
 _COMPANIES = ("Acme Corp", "Globex", "Initech", "Umbrella")
@@ -115,6 +115,38 @@ def _reminder_before_last(log: list[Body]) -> list[Body]:
     return mutated
 
 
+_REMINDER = {"role": "system", "content": "Reminder: keep to the policy, be concise, and confirm before you book."}
+
+
+def _last_stamped(log: list[Body]) -> list[Body]:
+    """The newest message, whoever wrote it, has the time in front, and has it no more in the next request."""
+    mutated = []
+    for number, body in enumerate(log):
+        messages = list(body["messages"])
+        stamp = f"[{_seconds(number):%H:%M:%S}] "
+        messages[-1] = {**messages[-1], "content": stamp + (messages[-1].get("content") or "")}
+        mutated.append({**body, "messages": messages})
+    return mutated
+
+
+def _known_facts(log: list[Body]) -> list[Body]:
+    """What the user said so far is told at the end of the system message, a line more with every turn."""
+    mutated = []
+    for body in log:
+        said = [f"- said: {m['content'][:30]}" for m in body["messages"][1:-1] if m["role"] == "user"]
+        facts = "\n".join(("", "Known facts:", *said)) if said else ""
+        mutated.append(in_message(body, 0, lambda text, facts=facts: text + facts))  # type: ignore[misc]
+    return mutated
+
+
+def _state_of_the_task(log: list[Body]) -> list[Body]:
+    def with_state(body: Body) -> Body:
+        count = len(body["messages"])
+        return in_message(body, 0, lambda text: f"{text}\nState: {count} messages, {count * 7} words.")
+
+    return [with_state(body) for body in log]
+
+
 def _context_json(number: int) -> str:
     return json.dumps({"locale": "en-GB", "now": int(_seconds(number).timestamp() * 1000), "channel": "web"})
 
@@ -145,8 +177,16 @@ VALUES = [
           _second_system_message(lambda n, _: f"Session context.\nThe clock says {_seconds(n):%H:%M:%S}.")),
     plant("clock_in_first_user", "clock", r"^message 1 |^user message",
           _in_first_user(lambda n: f"<env>now={_seconds(n):%Y-%m-%d %H:%M:%S}</env>"), "messages turns"),
-    plant("reminder_before_last", "history_inserted clock history_truncated", r"^message \d+", _reminder_before_last,
-          "messages turns", 0.03),
+    plant("reminder_before_last", "history_inserted", r"^message \d+ \(system", _reminder_before_last,
+          "messages turns"),
+    plant("same_reminder_before_last", "history_inserted", r"^message \d+ \(system", lambda log: [
+        {**b, "messages": [*b["messages"][:-1], _REMINDER, b["messages"][-1]]} for b in log], "messages turns"),
+    plant("same_reminder_at_the_end", "history_inserted", r"^message \d+ \(system", lambda log: [
+        {**b, "messages": [*b["messages"], _REMINDER]} for b in log], "messages turns"),
+    plant("clock_on_the_newest", "clock", r"^message \d+", _last_stamped, "messages turns tools"),
+    plant("facts_growing", "varying_value history_summarized", r"^system message", _known_facts, "messages turns"),
+    plant("state_of_the_task", "varying_value request_counter", r"^system message", _state_of_the_task,
+          "messages turns"),
     plant("traceparent", "request_id", _HEAD,
           at_line(lambda n, _: f"traceparent: 00-{_rng(n).getrandbits(128):032x}-{_rng(n).getrandbits(64):016x}-01", 0),
           ""),

@@ -7,50 +7,36 @@ with a change, and what follows the change is the same again, everything after t
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from operator import is_
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from caudex.analysis.align import (
     common_end,
     common_start,
     differences,
-    is_unread,
     similarity,
-    value_end,
     value_start,
-    weight,
 )
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
-from caudex.analysis.breakers.slots import MENDS, TITLES, normal_form
-from caudex.analysis.breakers.values import ValueUse, classify
+from caudex.analysis.breakers.edits import (
+    edit_kind,
+    gap_kind,
+    has_reasoning,
+    is_cut_short,
+    strip_reasoning,
+    tells_what_was_said,
+    whole_text,
+)
+from caudex.analysis.breakers.passing import find_passing_messages, without_passing_messages
+from caudex.analysis.breakers.slots import MENDS, TITLES
 from caudex.analysis.corpus import head_lengths, text_of
 from caudex.trace.request import Message, Request
 
 MAX_THREADS = 8
-MAX_VALUE_CHARS = 160
-MAX_WORDS_AROUND_A_VALUE = 6
-"""What came or went as a whole is a value where it has no more words, and else something that was said."""
-
-MAX_MARK_CHARS = 80
-"""What stands for dropped turns without saying what was in them; longer text is a summary."""
-
-MIN_SUMMARY_CHARS = 40
-
-_REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)(\s*)", re.DOTALL)
-_SUMMARY_WORDS = re.compile(
-    r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
-)
-
-_SUMMARY_NOUN = re.compile(r"\bsummar|\brecap\b", re.IGNORECASE)
-CLEARED_WORDS = re.compile(r"\b(cleared|omitted|removed|truncated|elided|redacted|compacted)\b", re.IGNORECASE)
-
 HISTORY_TITLES = {
     "history_truncated": "The oldest turns are dropped from the history",
     "history_summarized": "Old turns are replaced by a summary",
@@ -111,6 +97,10 @@ class _Rebuilt:
 def find_history_breakers(requests: list[Request]) -> Iterator[Candidate]:
     if not any(request.messages for request in requests):
         return
+    passing = find_passing_messages(requests)
+    if passing is not None:
+        yield passing
+        requests = without_passing_messages(requests)
     changes: dict[str, list[_Change]] = defaultdict(list)
     for change in rebuild(requests, frozenset()).changes:
         changes[change.kind].append(change)
@@ -146,8 +136,8 @@ def _rewrite(kind: str) -> Rewrite:
 
 def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
     """(character, value, text before) on either side of a change."""
-    a = _whole_text(change.old[0]) if change.old else ""
-    b = _whole_text(change.new[0]) if change.new else ""
+    a = whole_text(change.old[0]) if change.old else ""
+    b = whole_text(change.new[0]) if change.new else ""
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     at = value_start(a, at)
     if not change.new and change.old:
@@ -155,11 +145,6 @@ def _shown(change: _Change) -> tuple[tuple[int, str, str], tuple[int, str, str]]
     if len(change.old) != len(change.new):
         at = 0
     return (at, a[at : at + 160], a[max(0, at - 48) : at]), (at, b[at : at + 160], b[max(0, at - 48) : at])
-
-
-def _whole_text(message: Message) -> str:
-    rest = {key: value for key, value in message.items() if key in {"tool_calls", "reasoning_content"}}
-    return text_of(message) + (msgspec.json.encode(rest).decode() if rest else "")
 
 
 def rebuild(requests: list[Request], mended_kinds: frozenset[str]) -> _Rebuilt:
@@ -220,19 +205,15 @@ def _without_summary(opening: list[Message], thread: _Thread) -> list[Message] |
 def _cleared_of_summary(message: Message, first: Message) -> Message:
     now, before = text_of(message), text_of(first)
     start = common_start(before, now)
-    if now == before or not _tells_what_was_said(now[start : len(now) - common_end(before[start:], now[start:])]):
+    if now == before or not tells_what_was_said(now[start : len(now) - common_end(before[start:], now[start:])]):
         return message
     text = ""
     end = 0
     for span in differences(before, now):
         added = now[span.b_start : span.b_end]
-        text += now[end : span.b_start] + (before[span.a_start : span.a_end] if _tells_what_was_said(added) else added)
+        text += now[end : span.b_start] + (before[span.a_start : span.a_end] if tells_what_was_said(added) else added)
         end = span.b_end
     return {**message, "content": text + now[end:]}
-
-
-def _tells_what_was_said(added: str) -> bool:
-    return weight(added) >= MIN_SUMMARY_CHARS and _SUMMARY_WORDS.search(added) is not None
 
 
 def _for_what_is_dropped(mended: frozenset[str]) -> frozenset[str]:
@@ -328,18 +309,18 @@ def _changes(
 ) -> list[_Change]:
     """One change a message where messages were edited one for one, else one for the whole step."""
     old, new = sent[step.i1 : step.i2], turns[step.j1 : step.j2]
-    if step.tag == "replace" and len(new) < len(old) and _is_cut_short(*map(_joined, (old, new)), inside=False):
+    if step.tag == "replace" and len(new) < len(old) and is_cut_short(*map(_joined, (old, new)), inside=False):
         return [_Change("history_truncated", index, previous, head + step.i1, old, new)]
     if step.tag in {"replace", "edit"} and len(old) == len(new):
         return [
-            _Change(_edit_kind(a, b), index, previous, head + step.i1 + number, [a], [b])
+            _Change(edit_kind(a, b), index, previous, head + step.i1 + number, [a], [b])
             for number, (a, b) in enumerate(zip(old, new, strict=True))
         ]
-    return [_Change(_gap_kind(old, new), index, previous, head + step.i1, old, new)]
+    return [_Change(gap_kind(old, new), index, previous, head + step.i1, old, new)]
 
 
 def _joined(messages: list[Message]) -> str:
-    return "".join(map(_whole_text, messages))
+    return "".join(map(whole_text, messages))
 
 
 def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
@@ -359,97 +340,17 @@ def _steps(sent: list[Message], turns: list[Message]) -> list[_Step]:
 
 def _has_grown(old: Message, new: Message) -> bool:
     """Whether a turn was continued where it ended, which costs nothing: all that was sent is still a prefix."""
-    return old.get("role") == new.get("role") and _whole_text(new).startswith(_whole_text(old))
+    return old.get("role") == new.get("role") and whole_text(new).startswith(whole_text(old))
 
 
 def _alike(a: Message, b: Message) -> bool:
     if a.get("role") != b.get("role"):
         return False
-    text_a, text_b = _whole_text(a), _whole_text(b)
+    text_a, text_b = whole_text(a), whole_text(b)
     shorter, longer = sorted((text_a, text_b), key=len)
     if len(shorter) >= 16 and shorter in longer:
         return True
     return len(shorter) >= 0.5 * len(longer) and similarity(text_a, text_b, differences(text_a, text_b)) >= 0.6
-
-
-def _is_cut_short(before: str, after: str, *, inside: bool) -> bool:
-    """Whether `after` is the end of `before`, perhaps behind a mark that says no more than that something is gone
-    ("...", "[earlier turns omitted]"). Only with `inside` may the cut be anywhere, not just between turns."""
-    kept = common_end(before, after)
-    mark = after[: len(after) - kept]
-    told = len(mark) <= MAX_MARK_CHARS and CLEARED_WORDS.search(mark) and not _SUMMARY_NOUN.search(mark)
-    unsaid = weight(mark) <= MAX_MARK_CHARS and not any(map(str.isalnum, mark))
-    return kept < len(before) and bool(told or (inside and kept > 0 and unsaid))
-
-
-def text_change_kind(before: str, after: str) -> str:
-    """What a change inside one long text is: a plain prompt's history has no turns to tell it by."""
-    if _REASONING.search(before) and normal_form(strip_reasoning(before)) == normal_form(after):
-        return "reasoning_stripped"
-    if is_unread(before) and is_unread(after) and _is_short_change(before, after):
-        return "varying_value"
-    if not after or _is_cut_short(before, after, inside=True):
-        return "history_truncated"
-    if not before:
-        return "history_inserted"
-    if normal_form(before) == normal_form(after):
-        return "whitespace_drift"
-    if _same_characters(before, after):
-        return "output_rewritten"
-    if _SUMMARY_NOUN.search(after) or (_SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before)):
-        return "history_summarized"
-    if CLEARED_WORDS.search(after) and len(after) < len(before):
-        return "tool_results_cleared"
-    shorter = 2 * weight(after) < weight(before) and len(after) < len(before)
-    return _value_kind(before, after) or ("history_summarized" if shorter and is_unread(after) else "history_rewritten")
-
-
-def _is_short_change(before: str, after: str) -> bool:
-    """Whether little stands where as little stood."""
-    start = common_start(before, after)
-    end = min(common_end(before, after), min(len(before), len(after)) - start)
-    rests = [weight(text[start : len(text) - end]) for text in (before, after)]
-    return max(rests) <= MAX_VALUE_CHARS and max(rests) <= 2 * min(rests)
-
-
-def strip_reasoning(text: str, blanks: int | None = None) -> str:
-    """A text without its reasoning and (at most `blanks` of) the blanks behind it."""
-    return _REASONING.sub(lambda found: "" if blanks is None else found[3][blanks:], text)
-
-
-def _same_characters(before: str, after: str) -> bool:
-    """Whether the same stands in another order and with other blanks, as in JSON that is parsed and written anew."""
-    return not is_unread(before) and sorted("".join(before.split())) == sorted("".join(after.split()))
-
-
-def _gap_kind(old: list[Message], new: list[Message]) -> str:
-    if not new:
-        return "history_truncated"
-    if not old:
-        return "history_inserted"
-    if len(new) < len(old) or any(_SUMMARY_WORDS.search(text_of(message)) for message in new):
-        return "history_summarized"
-    return "history_rewritten"
-
-
-def _edit_kind(old: Message, new: Message) -> str:
-    """What an edit of one message is. The text says most; what it cannot say is a rewrite."""
-    before, after = _whole_text(old), _whole_text(new)
-    if has_reasoning(old) != has_reasoning(new) and _without_reasoning(old) == _without_reasoning(new):
-        return "reasoning_stripped"
-    if _same_json(old, new):
-        return "output_rewritten"
-    if normal_form(before) == normal_form(after):
-        return "output_rewritten" if old.get("role") == "assistant" else "whitespace_drift"
-    if old.get("role") == "tool" and (len(after) < len(before) or CLEARED_WORDS.search(after)):
-        return "tool_results_cleared"
-    if _SUMMARY_WORDS.search(after) and not _SUMMARY_WORDS.search(before):
-        return "history_summarized"
-    return _value_kind(before, after) or "history_rewritten"
-
-
-def has_reasoning(message: Message) -> bool:
-    return bool(message.get("reasoning_content")) or _REASONING.search(text_of(message)) is not None
 
 
 def _strip_reasoning(request: Request) -> Request:
@@ -462,44 +363,3 @@ def _strip_reasoning(request: Request) -> Request:
             message.pop("reasoning_content", None)
         stripped.append(message)
     return replace(request, messages=stripped)
-
-
-def _without_reasoning(message: Message) -> tuple[str, bytes]:
-    calls = msgspec.json.encode(message.get("tool_calls") or ())
-    return " ".join(strip_reasoning(text_of(message)).split()), calls
-
-
-def _same_json(old: Message, new: Message) -> bool:
-    """Whether two messages have the same calls (arguments compared as JSON, call ids aside) and the same text."""
-    if normal_form(text_of(old)) != normal_form(text_of(new)) or not (old.get("tool_calls") and new.get("tool_calls")):
-        return False
-    return [_call_value(call) for call in old["tool_calls"]] == [_call_value(call) for call in new["tool_calls"]]
-
-
-def _call_value(call: dict[str, Any]) -> Any:
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            arguments = arguments.strip()
-    return function.get("name"), arguments
-
-
-def _value_kind(before: str, after: str) -> str | None:
-    """`clock` or `request_id`, where two texts differ in one short value of that kind, or where only one has it."""
-    spans = differences(before, after)
-    if not spans or sum(s.a_end - s.a_start + s.b_end - s.b_start for s in spans) > MAX_VALUE_CHARS:
-        return None
-    start, end_a, start_b, end_b = spans[0].a_start, spans[-1].a_end, spans[0].b_start, spans[-1].b_end
-    values = [before[start:end_a], after[start_b:end_b]]
-    if all(map(str.strip, values)):
-        grow, more = start - value_start(before, start), value_end(before, end_a) - end_a
-        start, end_a = start - grow, end_a + more
-        values = [before[start:end_a], after[start_b - grow : end_b + more]]
-    elif max(len(value.split()) for value in values) > MAX_WORDS_AROUND_A_VALUE:
-        return None
-    uses = [ValueUse(value, None, None, None) for value in values if value.strip()]
-    kind = classify(uses, before[max(0, start - 60) : start], before[end_a : end_a + 20]).kind
-    return kind if kind in {"clock", "request_id"} else None

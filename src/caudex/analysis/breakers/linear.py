@@ -29,14 +29,8 @@ from caudex.analysis.align import (
     weight,
 )
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
-from caudex.analysis.breakers.history import (
-    CLEARED_WORDS,
-    HISTORY_MENDS,
-    HISTORY_TITLES,
-    MAX_THREADS,
-    strip_reasoning,
-    text_change_kind,
-)
+from caudex.analysis.breakers.edits import CLEARED_WORDS, strip_reasoning, text_change_kind
+from caudex.analysis.breakers.history import HISTORY_MENDS, HISTORY_TITLES, MAX_THREADS
 from caudex.analysis.sessions import SessionFinder
 from caudex.trace.request import Request
 

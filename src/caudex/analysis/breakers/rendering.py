@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from caudex.analysis.breakers.candidate import Candidate, Example, Place
-from caudex.analysis.breakers.history import has_reasoning
+from caudex.analysis.breakers.edits import has_reasoning
 from caudex.analysis.corpus import by_session
 from caudex.trace.encode import PromptEncoder
 from caudex.trace.errors import TraceError

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from caudex.analysis.align import weight
+from caudex.analysis.breakers.appended import append_values
 from caudex.analysis.breakers.candidate import Candidate, Example, Place, Rewrite
 from caudex.analysis.breakers.sites import Site, sites_of, texts_at
 from caudex.analysis.breakers.values import ValueKind, ValueUse, classify, may_be_part_of_a_clock
@@ -25,7 +26,8 @@ from caudex.trace.request import Message, Request
 
 MAX_VERSIONS = 12
 MAX_VERSIONS_UNTOLD = 4
-"""As many where the log does not tell one conversation from another: more may be what each of them is about."""
+"""As many where the log does not tell one conversation from another, or where they differ in figures only: more may be
+what each of them is about, or a count."""
 
 MAX_VERSION_CHARS = 4000
 MIN_REQUESTS_A_VERSION = 3
@@ -52,7 +54,7 @@ MENDS = {
     "session_id": "Move the session's id out of the {where}: into the first user message, or out of the prompt",
     "user_name": "Move what names the user behind the shared text: into the first user message",
     "tenant_name": "Move what names the tenant behind the shared text: into the first user message",
-    "varying_value": "Move what varies behind what does not: into the last message, or the first user message",
+    "varying_value": "Move what varies behind what does not: append it to what is sent when it changes, and leave it",
 }
 
 
@@ -178,6 +180,8 @@ def _versions(site: Site, slots: list[int], rows: list[Row], requests: list[Requ
     counts = Counter(_version(values, slots) for _, _, values in rows)
     common = {version for version, count in counts.items() if count >= MIN_REQUESTS_A_VERSION}
     if len(counts) > MAX_VERSIONS or len(common) < 2 or _longest_value(counts) > MAX_VERSION_CHARS:
+        return None
+    if len(counts) > MAX_VERSIONS_UNTOLD and all(value.strip().isdecimal() for version in counts for value in version):
         return None
     sessions: dict[Version, set[str]] = defaultdict(set)
     for index, _, values in rows:
@@ -328,34 +332,39 @@ def _slot_rule(site: Site, family: Family, slot: int, kind: ValueKind) -> dict[s
 
 def move_slots(site: Site, family: Family, slots: list[int], kind: ValueKind) -> Rewrite:
     """Leaves a constant mark where the values were. A clock or an id goes out of the prompt; other values go behind the
-    shared part: where a conversation keeps its value, to the end of its first user message; else to the prompt's end.
-    In text that is not the operator's, values go to the end of the same text."""
+    shared part: where a conversation keeps its value, to the end of its first user message; else to the end of what was
+    sent when it changed. Of a plain prompt, and of text that is not the operator's, they go to the end."""
     marked = set(slots)
     dropped = kind.kind in {"clock", "request_id", "request_counter"}
 
-    def mend(request: Request) -> Request:
+    def moved(request: Request) -> tuple[Request, str | None]:
+        """The request without its values, and the values; None where it has none."""
         text = site.text(request)
         values = None if text is None else family.template.values(text)
         if values is None:
-            return request
-        kept = ["…" if slot in marked else value for slot, value in enumerate(values)]
-        moved = " ".join(values[slot].strip() for slot in slots)
+            return request, None
+        kept = family.template.fill(["…" if slot in marked else value for slot, value in enumerate(values)])
+        value = " ".join(values[slot].strip() for slot in slots)
+        if site.is_operators or site.role is None:
+            return site.with_text(request, kept), value
+        return site.with_text(request, f"{kept}\n{value}"), None
+
+    def rewrite(requests: list[Request]) -> list[Request]:
+        mended, values = zip(*map(moved, requests), strict=True)
+        if dropped:
+            return list(mended)
         if site.role is None:
-            mended = site.with_text(request, family.template.fill(kept))
-            return mended if dropped else replace(mended, text=f"{mended.text}\n{moved}")
-        if not site.is_operators:
-            return site.with_text(request, f"{family.template.fill(kept)}\n{moved}")
-        mended = site.with_text(request, family.template.fill(kept))
-        return mended if dropped else _append_value(mended, moved, kind.per_session)
+            return [r if v is None else replace(r, text=f"{r.text}\n{v}") for r, v in zip(mended, values, strict=True)]
+        if kind.per_session:
+            return [r if v is None else _in_first_user(r, v) for r, v in zip(mended, values, strict=True)]
+        return append_values(list(mended), list(values))
 
-    return lambda requests: [mend(request) for request in requests]
+    return rewrite
 
 
-def _append_value(request: Request, value: str, to_first_user: bool) -> Request:
+def _in_first_user(request: Request, value: str) -> Request:
     messages: list[Message] = list(request.messages or ())
-    at = len(messages) - 1
-    if to_first_user:
-        at = next((i for i, message in enumerate(messages) if message.get("role") == "user"), at)
+    at = next((i for i, message in enumerate(messages) if message.get("role") == "user"), len(messages) - 1)
     messages[at] = {**messages[at], "content": f"{text_of(messages[at])}\n{value}"}
     return replace(request, messages=messages)
 

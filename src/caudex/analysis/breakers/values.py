@@ -96,7 +96,7 @@ def classify(uses: list[ValueUse], before: str, after: str = "") -> ValueKind:
     names = f"{before[-60:]} {after[:20]}"
     if per_session:
         return ValueKind(_owner_kind(uses, names, distinct), True)
-    if _is_random(distinct) or (len(distinct) >= 0.9 * len(values) and share(_is_one_word, distinct) >= 0.9):
+    if is_random(distinct) or (len(distinct) >= 0.9 * len(values) and share(_is_one_word, distinct) >= 0.9):
         if _SESSION_WORDS.search(names):
             return ValueKind("session_id", False)
         return ValueKind("request_counter" if _is_counter(uses) else "request_id", False)
@@ -158,7 +158,7 @@ def _is_epoch(distinct: set[str]) -> bool:
     return share(lambda value: bool(_EPOCH.search(value)), distinct) >= 0.8
 
 
-def _is_random(distinct: set[str]) -> bool:
+def is_random(distinct: set[str]) -> bool:
     def looks_random(value: str) -> bool:
         return any(pattern.search(value) for pattern in (_UUID, _HEX, _MIXED_ID, _BIG_NUMBER)) and len(value) <= 120
 
