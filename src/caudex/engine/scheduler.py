@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,16 @@ from caudex.engine.waiting_queue import WaitingQueue
 
 _LOOKUPS_A_STEP = 64
 _CANDIDATES_A_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look-up says of a waiting request: tokens it need not compute, free blocks it would take, and whether its
+    match ends inside a block that is written in this step."""
+
+    num_useful: int
+    num_blocks: int
+    is_written_now: bool
 
 
 class OutputForecast:
@@ -55,9 +66,10 @@ class Scheduler:
     with its old rank.
 
     A prompt's chunk is committed when it is scheduled, so requests of one step share what one of them writes in it:
-    every layer writes all keys and values before it attends. Two things guard that. A request whose match ends inside
-    a block that is written in this very step waits one step, for the copy comes before the write. And if the step
-    fails, `fail` drops whatever it had promised. Where a commit finds equal blocks of another request and adopts them,
+    every layer writes all keys and values before it attends. Two things guard that. Of a match that ends inside a block
+    that is written in this very step, only the whole blocks are taken, for a copy would come before the write: to
+    compute part of a block again is quicker than to wait for a step. And if the step fails, `fail` drops whatever it
+    had promised. Where a commit finds equal blocks of another request and adopts them,
     the step writes the same KV into them once more, which changes nothing.
 
     No prefix is computed twice side by side: a prompt in prefill takes all that is left of a step's budget, so nothing
@@ -270,10 +282,10 @@ class Scheduler:
                 return
             state = state_or_none
             expected_share = self.waiting.share(state)
-            num_cached, num_blocks = self._look_up(state)
+            found = self._look_up(state)
             if self.waiting.share(state) < expected_share:
                 continue
-            if self._may_start(state, num_cached) and self._start(step, state, num_blocks):
+            if self._may_start(state, found.num_useful) and self._start(step, state, found):
                 self._schedule_chunk(step, state)
             else:
                 self.waiting.skip(state)
@@ -291,15 +303,19 @@ class Scheduler:
     def _has_room(self, step: Step) -> bool:
         return len(self.running) < self._max_num_seqs and step.num_tokens < self._token_budget
 
-    def _look_up(self, state: SequenceState) -> tuple[int, int]:
-        """Refresh a waiting request's share; gives the tokens it would hit and the free blocks it would take."""
+    def _look_up(self, state: SequenceState) -> _Found:
+        """Refresh a waiting request's share, and say what it would find."""
         tokens = state.tokens()
         match = self._cache.match(tokens, state.namespace, tenant=state.tenant)
         self.waiting.set_share(state, match.num_tokens / len(tokens))
         num_useful = match.num_tokens
         if state.is_scoring:
             num_useful = self.scores.count(match.blocks, match.num_whole, state.num_alternatives or 0)
-        return num_useful, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
+        return _Found(
+            num_useful=num_useful,
+            num_blocks=_num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks),
+            is_written_now=match.partial is not None and match.partial[0] in self._written,
+        )
 
     def _num_pinned(self, blocks: Int32Array) -> int:
         """How many of `blocks` running requests or kept sessions hold already."""
@@ -328,20 +344,18 @@ class Scheduler:
         common = min(_common_length(state.prompt, other.prompt), len(state.prompt) - 1)
         return common if common > len(other.prompt_scores) + 1 else 0
 
-    def _start(self, step: Step, state: SequenceState, num_blocks: int) -> bool:
+    def _start(self, step: Step, state: SequenceState, found: _Found) -> bool:
         """Pin what is cached of a waiting request and allocate the rest; False and no change if it has to wait."""
-        if not self._fits(state, num_blocks):
+        if not self._fits(state, found.num_blocks):
             return False
-        copies = self._begin(state)
+        copies = self._begin(state, whole_blocks=found.is_written_now)
         if copies is None and not self.running:
             self.pins.release_all()
             self._cache.clear()
             copies = self._begin(state)
         if copies is None:
             return False
-        if any(copy.src in self._written for copy in copies):
-            self._release(state, keep=False)
-            return False
+        assert not any(copy.src in self._written for copy in copies)
         step.copies.extend(copies)
         self._note_admission(state)
         return True
@@ -353,10 +367,11 @@ class Scheduler:
         reserved = sum(self._forecast.blocks(other, self._block_size) for other in (*self.running, state))
         return num_blocks + reserved <= self._cache.num_available_blocks
 
-    def _begin(self, state: SequenceState) -> list[BlockCopy] | None:
+    def _begin(self, state: SequenceState, *, whole_blocks: bool = False) -> list[BlockCopy] | None:
         tokens = state.tokens()
         begin = self._cache.resume if state.num_preemptions else self._cache.begin
-        sequence = begin(tokens, state.namespace, tenant=state.tenant, hints=_session_hints(state))
+        hints = _session_hints(state)
+        sequence = begin(tokens, state.namespace, tenant=state.tenant, hints=hints, whole_blocks=whole_blocks)
         try:
             copies = sequence.allocate(len(tokens))
         except OutOfBlocks:
