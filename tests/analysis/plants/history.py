@@ -122,6 +122,8 @@ HISTORY = [
           _map_old(_text("tool", lambda _: "[result removed to save space]"), 3), "tools turns"),
     plant("redacted_later", "history_rewritten", _TURN, _map_old(_text("user", _redacted), 2),
           "messages turns answers"),
+    plant("digits_masked_later", "history_rewritten", _TURN,
+          _map_old(_text("user", lambda text: re.sub(r"\d", "#", text)), 2), "messages turns answers"),
     plant("answers_stripped", "output_rewritten", _TURN,
           lambda log: _map_old(_text("assistant", str.strip), 1)(
               _map_old(_text("assistant", lambda text: text + " \n"), 0)(log)), _AGED),

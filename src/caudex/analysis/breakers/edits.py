@@ -24,6 +24,9 @@ MIN_SUMMARY_CHARS = 40
 MIN_CHARS_BEHIND_A_CLOCK = 8
 """Text that was cut off from here on has as little in common at its end."""
 
+_MASKS = frozenset("#*xX\u2022\u2588")
+"""What stands for each character of something that is kept from view."""
+
 _REASONING = re.compile(r"<(think|thinking|reasoning|reflection)>.*?(</\1>|\Z)(\s*)", re.DOTALL)
 _SUMMARY_WORDS = re.compile(
     r"\b(summary|summari[sz]ed|previous(ly)?|earlier|so far|recap|condensed|compacted)\b", re.IGNORECASE
@@ -163,6 +166,11 @@ def _value_kind(before: str, after: str) -> str | None:
         return None
     uses = [ValueUse(value, None, None, None) for value in values if value.strip()]
     kind = classify(uses, before[max(0, start - 60) : start], before[end_a : end_a + 20]).kind
-    if kind == "request_id" and not any(is_random({use.value}) for use in uses):
+    if kind == "request_id" and (not any(is_random({use.value}) for use in uses) or _is_masked(before, after)):
         return None
     return kind if kind in {"clock", "request_id"} else None
+
+
+def _is_masked(before: str, after: str) -> bool:
+    """Whether nothing has changed but that characters are hidden, each by a mask."""
+    return len(before) == len(after) and all(b in _MASKS for a, b in zip(before, after, strict=True) if a != b)
