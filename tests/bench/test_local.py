@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import serving
+import contenders
 from caudex.bench.local import LocalServer, free_port, process_tree, running
 
 TALKER = """
@@ -78,6 +78,6 @@ def ended(pid: int) -> bool:
 
 
 def test_a_server_that_stands_still_is_noticed(talker: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(contenders, "SILENT_SECONDS", 1.5)
     talker.pause()
-    asyncio.run(asyncio.wait_for(serving.wait_until_silent(talker), 60))
+    asyncio.run(asyncio.wait_for(contenders.wait_until_silent(talker), 60))

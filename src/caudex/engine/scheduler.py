@@ -24,7 +24,7 @@ _CANDIDATES_A_STEP = 256
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What a look-up says of a waiting request: tokens it need not compute, free blocks it would take, and whether its
-    match ends inside a block that is written in this step."""
+    match ends in slots that this step writes."""
 
     num_useful: int
     num_blocks: int
@@ -66,11 +66,11 @@ class Scheduler:
     with its old rank.
 
     A prompt's chunk is committed when it is scheduled, so requests of one step share what one of them writes in it:
-    every layer writes all keys and values before it attends. Two things guard that. Of a match that ends inside a block
-    that is written in this very step, only the whole blocks are taken, for a copy would come before the write: to
-    compute part of a block again is quicker than to wait for a step. And if the step fails, `fail` drops whatever it
-    had promised. Where a commit finds equal blocks of another request and adopts them,
-    the step writes the same KV into them once more, which changes nothing.
+    every layer writes all keys and values before it attends. Two things guard that. Of a match that ends in slots which
+    this very step writes, only the whole blocks are taken, for a copy would come before the write: to compute part of a
+    block again is quicker than to wait for a step. And if the step fails, `fail` drops whatever it had promised. Where
+    a commit finds equal blocks of another request and adopts them, the step writes the same KV into them once more,
+    which changes nothing.
 
     No prefix is computed twice side by side: a prompt in prefill takes all that is left of a step's budget, so nothing
     is admitted before its last chunk is scheduled, and by then whoever begins alike finds all of it. Should it end
@@ -107,7 +107,7 @@ class Scheduler:
         self._token_budget = max_num_batched_tokens
         self._shares = shares
         self._forecast = OutputForecast()
-        self._written: set[int] = set()
+        self._first_written: dict[int, int] = {}
         self.scores = PromptScores(cache.num_blocks, cache.block_size)
         self.waiting = WaitingQueue(max_overtakes)
         self.pins = SessionPins(cache)
@@ -146,7 +146,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Choose the tokens of the next step; their slots are allocated when this returns."""
         step = Step()
-        self._written.clear()
+        self._first_written.clear()
         self._extend_decoding(step)
         for state in sorted(self.running, key=lambda state: state.in_prefill):
             self._schedule_chunk(step, state)
@@ -216,11 +216,17 @@ class Scheduler:
         state.num_computed = end
         if reads and self._shares:
             self._commit(state)
-            blocks = state.block_table[start // self._block_size : _num_blocks(end, self._block_size)]
-            self._written.update(blocks.tolist())
+            self._note_written(state, start, end)
             if end == state.num_tokens:
                 self.waiting.mark_group(state)
         step.add(ScheduledChunk(state, start, end, samples=end == state.num_tokens))
+
+    def _note_written(self, state: SequenceState, start: int, end: int) -> None:
+        """Keep, of each block that this step writes in, the first slot that it writes."""
+        slot = start % self._block_size
+        for block in state.block_table[start // self._block_size : _num_blocks(end, self._block_size)].tolist():
+            self._first_written[block] = min(slot, self._first_written.get(block, slot))
+            slot = 0
 
     def _commit(self, state: SequenceState) -> None:
         state.running_sequence().commit(state.num_computed)
@@ -314,8 +320,12 @@ class Scheduler:
         return _Found(
             num_useful=num_useful,
             num_blocks=_num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks),
-            is_written_now=match.partial is not None and match.partial[0] in self._written,
+            is_written_now=match.partial is not None and not self._is_there(*match.partial),
         )
+
+    def _is_there(self, block: int, num_slots: int) -> bool:
+        """Whether a block's first slots hold their KV before this step writes any."""
+        return num_slots <= self._first_written.get(block, self._block_size)
 
     def _num_pinned(self, blocks: Int32Array) -> int:
         """How many of `blocks` running requests or kept sessions hold already."""
@@ -355,7 +365,7 @@ class Scheduler:
             copies = self._begin(state)
         if copies is None:
             return False
-        assert not any(copy.src in self._written for copy in copies)
+        assert all(self._is_there(copy.src, copy.num_slots) for copy in copies)
         step.copies.extend(copies)
         self._note_admission(state)
         return True
