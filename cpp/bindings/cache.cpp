@@ -53,8 +53,8 @@ using Start = void (PrefixCache::*)(Sequence&, const Prompt&);
 
 template <Start start>
 PySequence begin(PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant,
-                 nb::handle content, std::optional<SessionHints> hints, bool whole_blocks) {
-  PromptArgument prompt(tokens, space, tenant, content, whole_blocks);
+                 nb::handle content, std::optional<SessionHints> hints) {
+  PromptArgument prompt(tokens, space, tenant, content);
   PySequence sequence(self.shared);
   if (hints) sequence.state->hints = *hints;
   call(self, prompt, [&](PrefixCache& cache) { (cache.*start)(*sequence.state, *prompt); });
@@ -106,12 +106,9 @@ void bind_cache(nb::module_& m) {
            "Why match() finds no more than it does. For the operator: it looks across namespaces and tenants.")
       .def("begin", &begin<&PrefixCache::begin>, nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(),
            nb::arg("tenant") = "", nb::arg("content").none() = nb::none(), nb::arg("hints").none() = nb::none(),
-           nb::arg("whole_blocks") = false,
-           "Starts a request: matches and pins the longest cached prefix, atomically; with `whole_blocks` so much of it "
-           "as fills blocks, so that nothing is to be copied.")
+           "Starts a request: matches and pins the longest cached prefix, atomically.")
       .def("resume", &begin<&PrefixCache::resume>, nb::arg("tokens"), nb::arg("namespace") = "", nb::kw_only(),
            nb::arg("tenant") = "", nb::arg("content").none() = nb::none(), nb::arg("hints").none() = nb::none(),
-           nb::arg("whole_blocks") = false,
            "begin() for a request that goes on after a preemption: its look-up does not count as a hit or a miss.")
       .def("pin",
            [](PyCache& self, nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content) {

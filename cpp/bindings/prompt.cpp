@@ -11,14 +11,12 @@ namespace nb = nanobind;
 
 namespace caudex {
 
-PromptArgument::PromptArgument(nb::handle tokens, const std::string& space, const std::string& tenant,
-                               nb::handle content, bool whole_blocks)
+PromptArgument::PromptArgument(nb::handle tokens, const std::string& space, const std::string& tenant, nb::handle content)
     : ids_(tokens) {
   prompt_.tokens = ids_.data();
   prompt_.count = ids_.size();
   prompt_.space = space;
   prompt_.tenant = tenant;
-  prompt_.whole_blocks = whole_blocks;
   if (content.is_none()) return;
   for (nb::handle item : content) {
     auto [start, end, key] = nb::cast<std::tuple<std::int64_t, std::int64_t, nb::bytes>>(item);

@@ -13,8 +13,7 @@ namespace caudex {
 // Tokens, and [(start, end, key), ...] for content that is not text. The names must outlive it.
 class PromptArgument {
  public:
-  PromptArgument(nanobind::handle tokens, const std::string& space, const std::string& tenant, nanobind::handle content,
-                 bool whole_blocks = false);
+  PromptArgument(nanobind::handle tokens, const std::string& space, const std::string& tenant, nanobind::handle content);
 
   const Prompt& operator*() const { return prompt_; }
   // Calls on so many tokens let other Python threads run meanwhile.

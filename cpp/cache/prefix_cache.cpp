@@ -188,27 +188,25 @@ void PrefixCache::start(Sequence& sequence, const Prompt& prompt) {
     if (content_.size() > 2 * std::size_t{num_blocks()} + 1024) forget_unused_content();
     content_.write(prompt.content, sequence.tokens);
   }
-  find_prefix(sequence, prompt);
+  find_prefix(sequence, prompt.count - 1);
   sequence.num_prompt = static_cast<Position>(prompt.count);
   enlist(sequence);
 }
 
-// Pins the longest cached prefix of at most all tokens but one.
-void PrefixCache::find_prefix(Sequence& sequence, const Prompt& prompt) {
+// Pins the longest cached prefix of at most `limit` tokens.
+void PrefixCache::find_prefix(Sequence& sequence, std::size_t limit) {
   const Space& space = spaces_[sequence.space];
   if (!space.registered.empty()) {
     sequence.num_public = public_length(space, sequence.tokens.data(), sequence.tokens.size());
   }
-  const Walk walk =
-      tree_.walk(space.root, sequence.tokens.data(), static_cast<Position>(prompt.count - 1), sequence.tenant);
+  const Walk walk = tree_.walk(space.root, sequence.tokens.data(), static_cast<Position>(limit), sequence.tenant);
   const std::uint32_t whole_blocks = walk.end / block_size();
   const Position whole = whole_blocks * block_size();
   sequence.table.resize(whole_blocks);
   sequence.anchor = tree_.node_ending_at(walk.node, whole);
   tree_.copy_path(sequence.anchor, 0, whole_blocks, sequence.table.data());
   tree_.anchor(sequence.anchor);
-  sequence.num_cached = sequence.num_committed = prompt.whole_blocks ? whole : walk.end;
-  if (sequence.num_cached > whole) {
+  if (walk.end > whole) {
     // Only the block to copy is held, so the node is cut behind it.
     NodeId source = tree_.holder_of(walk.node, whole_blocks);
     const Position border = whole + block_size();
@@ -217,6 +215,7 @@ void PrefixCache::find_prefix(Sequence& sequence, const Prompt& prompt) {
     sequence.source = source;
     sequence.source_block = tree_.block_at(source, whole_blocks);
   }
+  sequence.num_cached = sequence.num_committed = walk.end;
 }
 
 void PrefixCache::enlist(Sequence& sequence) {

@@ -48,7 +48,6 @@ struct Prompt {
   std::string_view space;  // model, LoRA, salt: never shared across
   std::string_view tenant;  // shared across as the cache's Sharing says
   std::vector<ContentRange> content;
-  bool whole_blocks = false;  // a request is to begin with whole blocks only: nothing is to be copied
 };
 
 // What a look-up finds. Nothing is pinned or touched by it.
@@ -185,7 +184,7 @@ class PrefixCache {
   void forget_unused_content();
 
   void start(Sequence& sequence, const Prompt& prompt);
-  void find_prefix(Sequence& sequence, const Prompt& prompt);
+  void find_prefix(Sequence& sequence, std::size_t limit);
   void enlist(Sequence& sequence);
   void require_committable(const Sequence& sequence, std::size_t num_tokens) const;
 

@@ -229,7 +229,6 @@ class PrefixCache:
         tenant: str = "",
         content: Iterable[Content] | None = None,
         hints: SessionHints | None = None,
-        whole_blocks: bool = False,
     ) -> CacheSequence: ...
     def resume(
         self,
@@ -239,7 +238,6 @@ class PrefixCache:
         tenant: str = "",
         content: Iterable[Content] | None = None,
         hints: SessionHints | None = None,
-        whole_blocks: bool = False,
     ) -> CacheSequence: ...
     def pin(
         self, tokens: Tokens, namespace: str = "", *, tenant: str = "", content: Iterable[Content] | None = None

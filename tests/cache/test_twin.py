@@ -58,24 +58,17 @@ class CacheMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------- rules
 
-    @rule(
-        tokens=prompts,
-        space=spaces,
-        hints=hints,
-        is_resumed=st.sampled_from([False, False, True]),
-        whole_blocks=st.sampled_from([False, False, True]),
-    )
-    def begin(self, tokens: Tokens, space: str, hints: SessionHints, is_resumed: bool, whole_blocks: bool) -> None:
+    @rule(tokens=prompts, space=spaces, hints=hints, is_resumed=st.sampled_from([False, False, True]))
+    def begin(self, tokens: Tokens, space: str, hints: SessionHints, is_resumed: bool) -> None:
         found = self.cache.match(list(tokens), space)
         assert found.num_tokens == self.twin.match(space, tokens)
         source: Block | None = None
-        if found.partial is not None and not whole_blocks:
+        if found.partial is not None:
             block, slots = found.partial
             assert slots == found.num_tokens - found.num_whole
             source = next(b for b in self.twin.sources(space, tokens, found.num_tokens) if self.ids[b] == block)
-        begin = self.cache.resume if is_resumed else self.cache.begin
-        seq = begin(list(tokens), space, hints=hints, whole_blocks=whole_blocks)
-        twin = self.twin.begin(space, tokens, source, is_resumed=is_resumed, whole_blocks=whole_blocks)
+        seq = (self.cache.resume if is_resumed else self.cache.begin)(list(tokens), space, hints=hints)
+        twin = self.twin.begin(space, tokens, source, is_resumed=is_resumed)
         twin.priority, twin.expected_return, twin.ends = hints.priority, hints.expected_return, hints.ends
         self.pairs.append(Pair(seq, twin))
 

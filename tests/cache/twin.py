@@ -119,20 +119,10 @@ class Twin:
 
     # ------------------------------------------------------------------------------------------------ requests
 
-    def begin(
-        self,
-        space: str,
-        tokens: Tokens,
-        source: Block | None,
-        *,
-        is_resumed: bool = False,
-        whole_blocks: bool = False,
-    ) -> Request:
+    def begin(self, space: str, tokens: Tokens, source: Block | None, *, is_resumed: bool = False) -> Request:
         self.begun += 1
         cached = self.match(space, tokens)
         whole = cached // self.block_size
-        if whole_blocks:
-            cached = whole * self.block_size
         table = [self.resident[space, tokens[: (i + 1) * self.block_size]] for i in range(whole)]
         in_tree = whole * self.block_size
         request = Request(self.begun, space, tokens, table, cached, cached, in_tree, source, len(tokens))

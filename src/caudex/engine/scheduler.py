@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,16 +18,6 @@ from caudex.engine.waiting_queue import WaitingQueue
 
 _LOOKUPS_A_STEP = 64
 _CANDIDATES_A_STEP = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a look-up says of a waiting request: tokens it need not compute, free blocks it would take, and whether its
-    match ends in slots that this step writes."""
-
-    num_useful: int
-    num_blocks: int
-    is_written_now: bool
 
 
 class OutputForecast:
@@ -66,11 +55,10 @@ class Scheduler:
     with its old rank.
 
     A prompt's chunk is committed when it is scheduled, so requests of one step share what one of them writes in it:
-    every layer writes all keys and values before it attends. Two things guard that. Of a match that ends in slots which
-    this very step writes, only the whole blocks are taken, for a copy would come before the write: to compute part of a
-    block again is quicker than to wait for a step. And if the step fails, `fail` drops whatever it had promised. Where
-    a commit finds equal blocks of another request and adopts them, the step writes the same KV into them once more,
-    which changes nothing.
+    every layer writes all keys and values before it attends. Two things guard that. A request whose match ends inside
+    a block that is written in this very step waits one step, for the copy comes before the write. And if the step
+    fails, `fail` drops whatever it had promised. Where a commit finds equal blocks of another request and adopts them,
+    the step writes the same KV into them once more, which changes nothing.
 
     No prefix is computed twice side by side: a prompt in prefill takes all that is left of a step's budget, so nothing
     is admitted before its last chunk is scheduled, and by then whoever begins alike finds all of it. Should it end
@@ -107,7 +95,7 @@ class Scheduler:
         self._token_budget = max_num_batched_tokens
         self._shares = shares
         self._forecast = OutputForecast()
-        self._first_written: dict[int, int] = {}
+        self._written: set[int] = set()
         self.scores = PromptScores(cache.num_blocks, cache.block_size)
         self.waiting = WaitingQueue(max_overtakes)
         self.pins = SessionPins(cache)
@@ -146,7 +134,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Choose the tokens of the next step; their slots are allocated when this returns."""
         step = Step()
-        self._first_written.clear()
+        self._written.clear()
         self._extend_decoding(step)
         for state in sorted(self.running, key=lambda state: state.in_prefill):
             self._schedule_chunk(step, state)
@@ -216,17 +204,11 @@ class Scheduler:
         state.num_computed = end
         if reads and self._shares:
             self._commit(state)
-            self._note_written(state, start, end)
+            blocks = state.block_table[start // self._block_size : _num_blocks(end, self._block_size)]
+            self._written.update(blocks.tolist())
             if end == state.num_tokens:
                 self.waiting.mark_group(state)
         step.add(ScheduledChunk(state, start, end, samples=end == state.num_tokens))
-
-    def _note_written(self, state: SequenceState, start: int, end: int) -> None:
-        """Keep, of each block that this step writes in, the first slot that it writes."""
-        slot = start % self._block_size
-        for block in state.block_table[start // self._block_size : _num_blocks(end, self._block_size)].tolist():
-            self._first_written[block] = min(slot, self._first_written.get(block, slot))
-            slot = 0
 
     def _commit(self, state: SequenceState) -> None:
         state.running_sequence().commit(state.num_computed)
@@ -288,10 +270,10 @@ class Scheduler:
                 return
             state = state_or_none
             expected_share = self.waiting.share(state)
-            found = self._look_up(state)
+            num_cached, num_blocks = self._look_up(state)
             if self.waiting.share(state) < expected_share:
                 continue
-            if self._may_start(state, found.num_useful) and self._start(step, state, found):
+            if self._may_start(state, num_cached) and self._start(step, state, num_blocks):
                 self._schedule_chunk(step, state)
             else:
                 self.waiting.skip(state)
@@ -309,23 +291,15 @@ class Scheduler:
     def _has_room(self, step: Step) -> bool:
         return len(self.running) < self._max_num_seqs and step.num_tokens < self._token_budget
 
-    def _look_up(self, state: SequenceState) -> _Found:
-        """Refresh a waiting request's share, and say what it would find."""
+    def _look_up(self, state: SequenceState) -> tuple[int, int]:
+        """Refresh a waiting request's share; gives the tokens it would hit and the free blocks it would take."""
         tokens = state.tokens()
         match = self._cache.match(tokens, state.namespace, tenant=state.tenant)
         self.waiting.set_share(state, match.num_tokens / len(tokens))
         num_useful = match.num_tokens
         if state.is_scoring:
             num_useful = self.scores.count(match.blocks, match.num_whole, state.num_alternatives or 0)
-        return _Found(
-            num_useful=num_useful,
-            num_blocks=_num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks),
-            is_written_now=match.partial is not None and not self._is_there(*match.partial),
-        )
-
-    def _is_there(self, block: int, num_slots: int) -> bool:
-        """Whether a block's first slots hold their KV before this step writes any."""
-        return num_slots <= self._first_written.get(block, self._block_size)
+        return num_useful, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
 
     def _num_pinned(self, blocks: Int32Array) -> int:
         """How many of `blocks` running requests or kept sessions hold already."""
@@ -354,18 +328,20 @@ class Scheduler:
         common = min(_common_length(state.prompt, other.prompt), len(state.prompt) - 1)
         return common if common > len(other.prompt_scores) + 1 else 0
 
-    def _start(self, step: Step, state: SequenceState, found: _Found) -> bool:
+    def _start(self, step: Step, state: SequenceState, num_blocks: int) -> bool:
         """Pin what is cached of a waiting request and allocate the rest; False and no change if it has to wait."""
-        if not self._fits(state, found.num_blocks):
+        if not self._fits(state, num_blocks):
             return False
-        copies = self._begin(state, whole_blocks=found.is_written_now)
+        copies = self._begin(state)
         if copies is None and not self.running:
             self.pins.release_all()
             self._cache.clear()
             copies = self._begin(state)
         if copies is None:
             return False
-        assert all(self._is_there(copy.src, copy.num_slots) for copy in copies)
+        if any(copy.src in self._written for copy in copies):
+            self._release(state, keep=False)
+            return False
         step.copies.extend(copies)
         self._note_admission(state)
         return True
@@ -377,11 +353,10 @@ class Scheduler:
         reserved = sum(self._forecast.blocks(other, self._block_size) for other in (*self.running, state))
         return num_blocks + reserved <= self._cache.num_available_blocks
 
-    def _begin(self, state: SequenceState, *, whole_blocks: bool = False) -> list[BlockCopy] | None:
+    def _begin(self, state: SequenceState) -> list[BlockCopy] | None:
         tokens = state.tokens()
         begin = self._cache.resume if state.num_preemptions else self._cache.begin
-        hints = _session_hints(state)
-        sequence = begin(tokens, state.namespace, tenant=state.tenant, hints=hints, whole_blocks=whole_blocks)
+        sequence = begin(tokens, state.namespace, tenant=state.tenant, hints=_session_hints(state))
         try:
             copies = sequence.allocate(len(tokens))
         except OutOfBlocks:
