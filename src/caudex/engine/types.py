@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -211,14 +212,17 @@ class RequestOutput(msgspec.Struct, frozen=True, gc=False):
         """Whether this ends a request that was given up or went wrong."""
         return self.finish_reason == "error" or self.finish_reason == "abort"
 
-    def joined(self, later: RequestOutput) -> RequestOutput:
-        """What this output and the one after it have added together."""
+    @staticmethod
+    def joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
+        """What one request's `outputs`, in order and at least one, have added together."""
+        if len(outputs) == 1:
+            return outputs[0]
         return msgspec.structs.replace(
-            later,
-            token_ids=self.token_ids + later.token_ids,
-            text=self.text + later.text,
-            logprobs=self.logprobs + later.logprobs,
-            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+            outputs[-1],
+            token_ids=list(chain.from_iterable(output.token_ids for output in outputs)),
+            text="".join(output.text for output in outputs),
+            logprobs=tuple(chain.from_iterable(output.logprobs for output in outputs)),
+            prompt_logprobs=tuple(chain.from_iterable(output.prompt_logprobs for output in outputs)),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,7 +22,7 @@ MAX_APART = 32
 """Outputs that wait for a reader one by one; more are joined."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChoiceOutput:
     """What the engine has made of one choice: the output of a step, or of several if its reader is behind."""
 
@@ -36,6 +36,7 @@ class Inbox:
     A reader that keeps up takes the output of every step by itself. Behind `MAX_APART` that wait, as the client reads
     slowly or not at all, each choice's are joined into one: a token then costs its text and its id, rather than some
     objects and an event of its own, and nothing is lost. An output that ends a choice by a failure stays by itself.
+    They are joined when `MAX_APART` more wait, since to join copies all that is there.
 
     All methods are the event loop's.
     """
@@ -43,18 +44,16 @@ class Inbox:
     def __init__(self, timer: RequestTimer) -> None:
         self._timer = timer
         self._items: list[ChoiceOutput] = []
-        self._last: dict[int, ChoiceOutput] = {}
+        self._room = MAX_APART
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, choice: int, output: RequestOutput, made_at: float) -> None:
         """Take in an output that the engine made at `made_at` (`time.perf_counter`)."""
         self._timer.observe(choice, output, made_at)
-        last = self._last.get(choice)
-        if last is None or len(self._items) < MAX_APART or output.has_failed:
-            self._last[choice] = item = ChoiceOutput(choice, output)
-            self._items.append(item)
-        else:
-            last.output = last.output.joined(output)
+        if len(self._items) >= self._room:
+            self._join()
+            self._room = MAX_APART + len(self._items)
+        self._items.append(ChoiceOutput(choice, output))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -63,9 +62,16 @@ class Inbox:
         while not self._items:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        items, self._items = self._items, []
-        self._last.clear()
+        items, self._items, self._room = self._items, [], MAX_APART
         return items
+
+    def _join(self) -> None:
+        made: defaultdict[int, list[RequestOutput]] = defaultdict(list)
+        for item in self._items:
+            if not item.output.has_failed:
+                made[item.choice].append(item.output)
+        joined = [ChoiceOutput(choice, RequestOutput.joined(outputs)) for choice, outputs in made.items()]
+        self._items = joined + [item for item in self._items if item.output.has_failed]
 
 
 class OutputBridge:
