@@ -19,7 +19,7 @@ from caudex.engine.loading import default_gguf, locate_checkpoint
 torch.set_num_threads(1)
 
 VOCAB_SIZE = 260
-_COMMON = {
+COMMON = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -31,13 +31,13 @@ _COMMON = {
     "eos_token_id": 257,
     "pad_token_id": 257,
 }
-_GROUPED = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
+GROUPED = {**COMMON, "num_key_value_heads": 2, "head_dim": 16}
 
 TINY_CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaConfig(**_GROUPED),
-    "qwen2": lambda: transformers.Qwen2Config(**_COMMON, num_key_value_heads=2),
-    "qwen3": lambda: transformers.Qwen3Config(**_GROUPED),
-    "mistral": lambda: transformers.MistralConfig(**_GROUPED, sliding_window=None),
+    "llama": lambda: transformers.LlamaConfig(**GROUPED),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON, num_key_value_heads=2),
+    "qwen3": lambda: transformers.Qwen3Config(**GROUPED),
+    "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=None),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCAB_SIZE,
         n_embd=48,
@@ -49,21 +49,21 @@ TINY_CONFIGS: dict[str, Callable[[], Any]] = {
         eos_token_id=257,
         pad_token_id=257,
     ),
-    "gemma": lambda: transformers.GemmaConfig(**_GROUPED),
-    "phi": lambda: transformers.PhiConfig(**_COMMON),
-    "phi3": lambda: transformers.Phi3Config(**_COMMON, sliding_window=None),
-    "olmo": lambda: transformers.OlmoConfig(**_COMMON),
-    "olmo2": lambda: transformers.Olmo2Config(**_COMMON),
-    "granite": lambda: transformers.GraniteConfig(**_COMMON),
+    "gemma": lambda: transformers.GemmaConfig(**GROUPED),
+    "phi": lambda: transformers.PhiConfig(**COMMON),
+    "phi3": lambda: transformers.Phi3Config(**COMMON, sliding_window=None),
+    "olmo": lambda: transformers.OlmoConfig(**COMMON),
+    "olmo2": lambda: transformers.Olmo2Config(**COMMON),
+    "granite": lambda: transformers.GraniteConfig(**COMMON),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
-        **_COMMON,
+        **COMMON,
         num_key_value_heads=2,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
     ),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**_COMMON),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**COMMON),
 }
 
 

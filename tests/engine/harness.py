@@ -115,3 +115,10 @@ class Reference:
             known = whole[0, len(prompt) :].tolist()
             self._known[tuple(prompt)] = known
         return known[:max_tokens]
+
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """The log-probability of each of `tokens` after `prompt` and those before it."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        scores = logits.float().log_softmax(-1)
+        return [float(scores[place, token]) for place, token in enumerate(tokens)]

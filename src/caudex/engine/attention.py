@@ -141,7 +141,7 @@ def attend_densely(query: Tensor, key: Tensor, value: Tensor, options: Attention
         scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)[..., :length]
     output = torch.matmul(weights, value[:, None])
-    return output.reshape(num_heads, num_new, value_size).transpose(0, 1)
+    return output.reshape(num_heads, num_new, value_size).transpose(0, 1).contiguous()
 
 
 @dataclass(slots=True)
