@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
+from caudex.engine.config import WeightsName
 from caudex.engine.cpu.llama import MODEL_TYPES
 from caudex.engine.engine import Engine
 from caudex.engine.types import GenerationRequest, OutputGrammar, SamplingParams
@@ -33,6 +34,8 @@ from .conftest import TINY_CONFIGS, byte_tokenizer
 from .harness import Result, assert_nothing_leaked, running_engine
 
 ARCHITECTURES = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "gemma", "phi", "olmo", "granite")
+ADAPTED = {*MODEL_TYPES, "gemma", "olmo", "granite"}
+"""Architectures whose linear layers have the names that `save_adapter` knows."""
 ADAPTERS = ("law", "verse")
 GRAMMARS = (
     OutputGrammar("regex", "[a-f]{1,9}[0-9]*"),
@@ -57,22 +60,26 @@ class Tally:
 
     servings: Counter[str] = field(default_factory=Counter)
 
-    def note(self, engine: Engine, result: Result, num_branched: int) -> None:
+    def note(self, engine: Engine, result: Result, num_branched: int, is_adapted: bool) -> None:
         last = result.last
         self.servings["all"] += 1
         self.servings["hit"] += last.num_cached_tokens > 0
         self.servings["part of a block hit"] += bool(last.num_cached_tokens % engine.config.block_size)
         self.servings["sample of another"] += num_branched
+        for name in NUMERICS:
+            self.servings[f"{name} {getattr(engine.config, name)}"] += 1
+        self.servings[f"adapter with {engine.config.weights} weights"] += is_adapted
 
 
 def draw_case(rng: random.Random, stems: list[list[int]], with_adapters: bool) -> Case:
     """A prompt over one of `stems`, and random wishes, each of which most requests do not have."""
-    prompt = rng.choice(stems)[: rng.randrange(1, 91)] + [rng.randrange(256)] * rng.randrange(1, 9)
+    is_long = rng.random() < 0.2  # An answer; its prompt is short then, so that many run at once and outgrow the pool.
+    prompt = rng.choice(stems)[: rng.randrange(1, 31 if is_long else 91)] + [rng.randrange(256)] * rng.randrange(1, 9)
 
     def sometimes(*values: Any, otherwise: Any) -> Any:
         return rng.choice(values) if rng.random() < 0.25 else otherwise
 
-    max_tokens = rng.randrange(1, 14) if rng.random() < 0.8 else 30
+    max_tokens = rng.randrange(30, 80) if is_long else rng.randrange(1, 14)
     sampling = SamplingParams(
         temperature=rng.choice([0.0, 0.7, 1.5]),
         top_k=sometimes(5, 40, otherwise=0),
@@ -95,8 +102,19 @@ def draw_case(rng: random.Random, stems: list[list[int]], with_adapters: bool) -
     return Case(prompt, sampling, rng.choice([None, *ADAPTERS]) if with_adapters else None)
 
 
+NUMERICS: dict[str, tuple[Any, ...]] = {
+    "dtype": ("float32", "bfloat16"),
+    "weights": get_args(WeightsName),
+}
+"""Settings that an answer's bits depend on: every engine of a round has the same. All others change time only."""
+
+
+def draw_numerics(rng: random.Random) -> dict[str, Any]:
+    return {name: rng.choice(values) for name, values in NUMERICS.items()}
+
+
 def draw_settings(rng: random.Random) -> dict[str, Any]:
-    """Settings of an engine: roomy or so small that it evicts and preempts, with any chunking."""
+    """Settings that change time only: a pool roomy or so small that it evicts and preempts, with any chunking."""
     block_size = rng.choice([1, 4, 7, 16, 32])
     max_num_seqs = rng.choice([1, 2, 6, 16])
     return {
@@ -140,7 +158,7 @@ def serve_burst(engine: Engine, rng: random.Random, cases: list[Case], first: in
             engine.abort(cancelled.request_id)
     for case, result, num_branched in served:
         assert bits_of(result) == case.bits, (case, engine.config)
-        tally.note(engine, result, num_branched)
+        tally.note(engine, result, num_branched, case.adapter is not None)
     return len(served)
 
 
@@ -150,8 +168,8 @@ def play_round(
     adapters: dict[str, Path],
     tally: Tally,
     *,
-    num_engines: int = 3,
-    num_bursts: int = 6,
+    num_engines: int = 2,
+    num_bursts: int = 4,
 ) -> None:
     """One model and twenty-four requests, served in some bursts by each of some engines."""
     stems = [[rng.randrange(256) for _ in range(90)] for _ in range(3)]
@@ -162,8 +180,7 @@ def play_round(
     common = {
         "model": str(directory),
         "attention_backend": "cpu",
-        "dtype": rng.choice(["float32", "bfloat16"]),
-        "weights": rng.choice(["model", "int8"]),
+        **draw_numerics(rng),
         "lora_adapters": adapters,
         "max_model_len": 120,
     }
@@ -217,14 +234,13 @@ def sweep(scratch: Path, num_servings: int, seed: int, progress: Callable[[Tally
     while tally.servings["all"] < num_servings:
         architecture = rng.choice(ARCHITECTURES)
         adapters: dict[str, Path] = {}
-        if architecture in MODEL_TYPES and rng.random() < 0.5:
+        if architecture in ADAPTED and rng.random() < 0.5:
             folder = scratch / f"adapters-{tally.servings['rounds']}"
             folder.mkdir()
             adapters = {
                 name: save_adapter(models[architecture], folder / name, rng.randrange(1 << 30)) for name in ADAPTERS
             }
         play_round(rng, models[architecture], adapters, tally)
-        tally.servings["rounds with adapters"] += bool(adapters)
         tally.servings["rounds"] += 1
         progress(tally)
     return tally
