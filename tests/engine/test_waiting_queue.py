@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.waiting_queue import WaitingQueue
@@ -58,8 +61,26 @@ def test_a_request_that_becomes_overdue_after_it_was_skipped_lets_nobody_pass() 
     assert queue.best() is young
     queue.admit(young.request_id)
     assert queue.best() is None
-    queue.end_skips()
+    queue.begin_step()
     assert queue.best() is old
+
+
+def test_what_was_skipped_is_tried_again_in_its_turn_and_when_there_is_room() -> None:
+    queue = WaitingQueue(max_overtakes=100)
+    states = [make_state(arrival, [arrival], 1) for arrival in range(200)]
+    for state in states:
+        queue.add(state)
+    queue.stale(1000)
+    for state in states:
+        queue.skip(state)
+    queue.begin_step()
+    assert queue.best() is None
+    tried_again = queue.stale(64)
+    assert 0 < len(tried_again) <= 64
+    queue.begin_step()
+    assert queue.best() in tried_again
+    queue.end_skips()
+    assert queue.best() is states[0]
 
 
 def test_what_does_not_fit_yet_lets_smaller_ones_pass() -> None:
@@ -173,3 +194,24 @@ def test_ten_thousand_waiting_are_ordered_like_ten() -> None:
             break
     assert chunk.state.arrival == 10_001
     assert len(states) == 1
+
+
+def test_a_full_pool_costs_a_long_queue_a_few_look_ups_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands wait and none fits: each step tries a few, in turn, and all are served in the end."""
+    engine = make_engine(10, max_num_seqs=4, max_overtakes=5000)
+    states = submit_all(engine, [make_state(0, random_tokens(1, 20), 19)])
+    engine.step()
+    states += submit_all(engine, [make_state(arrival, random_tokens(2, 25), 2) for arrival in range(1, 501)])
+    num_looked_up, match = [0], engine.cache.match
+
+    def counting(*arguments: Any, **others: Any) -> Any:
+        num_looked_up[-1] += 1
+        return match(*arguments, **others)
+
+    monkeypatch.setattr(engine.cache, "match", counting)
+    while "r0" not in engine.finished:
+        num_looked_up.append(0)
+        engine.step()
+    assert 0 < max(num_looked_up[:-1]) <= 16
+    run_to_end(engine)
+    assert_all_right(engine, states)

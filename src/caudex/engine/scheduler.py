@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, SessionHints
 from caudex.engine.batch import Int32Array
@@ -18,6 +19,7 @@ from caudex.engine.waiting_queue import WaitingQueue
 
 _LOOKUPS_A_STEP = 64
 _CANDIDATES_A_STEP = 256
+_MISFITS_A_STEP = 16
 
 
 class OutputForecast:
@@ -77,7 +79,8 @@ class Scheduler:
     sets more aside. To fill the hole at once would evict what the victim has computed.
 
     Bounds: an admitted request advances at every step in which the older ones' prompts leave room in the budget; at
-    most `max_overtakes` younger requests are admitted before a waiting one.
+    most `max_overtakes` younger requests are admitted before a waiting one. Scheduling takes a millisecond or two a step
+    however many wait: no more are looked at than the constants above say, the best first, then all in turn.
     """
 
     def __init__(
@@ -96,6 +99,9 @@ class Scheduler:
         self._shares = shares
         self._forecast = OutputForecast()
         self._written: set[int] = set()
+        self._held: NDArray[np.bool] = np.zeros(cache.num_blocks, dtype=np.bool)
+        self._num_expected = 0
+        self._has_made_room = False
         self.scores = PromptScores(cache.num_blocks, cache.block_size)
         self.waiting = WaitingQueue(max_overtakes)
         self.pins = SessionPins(cache)
@@ -121,6 +127,7 @@ class Scheduler:
             return
         self.running.remove(state)
         self._release(state, keep=True)
+        self._has_made_room = True
 
     def fail(self, step: Step) -> list[SequenceState]:
         """Let go of every request of a step that raised, and of all cached KV, as some of it was never written."""
@@ -129,6 +136,7 @@ class Scheduler:
             self.running.remove(state)
             self._release(state, keep=False)
         self._cache.clear()
+        self._has_made_room = True
         return failed
 
     def schedule(self) -> Step:
@@ -138,8 +146,10 @@ class Scheduler:
         self._extend_decoding(step)
         for state in sorted(self.running, key=lambda state: state.in_prefill):
             self._schedule_chunk(step, state)
-        if not step.num_preempted:
-            self._admit_waiting(step)
+        if len(self.waiting):
+            self._survey_running()
+            if not step.num_preempted and self._has_room(step):
+                self._admit_waiting(step)
         self._forecast.note_step(preempted=step.num_preempted > 0)
         return step
 
@@ -190,6 +200,7 @@ class Scheduler:
         victim = max(self.running, key=lambda state: (state.priority, state.arrival))
         self.running.remove(victim)
         self._release(victim, keep=True)
+        self._has_made_room = True
         victim.num_preemptions += 1
         self.waiting.add(victim)
         self.num_preemptions += 1
@@ -255,15 +266,17 @@ class Scheduler:
         self.scores.copy(copies)
         step.fork_copies.extend(copies)
         self.waiting.admit(state.request_id)
-        self.running.append(state)
+        self._note_running(state)
         state.num_cached = leader.num_cached
         return True
 
     def _admit_waiting(self, step: Step) -> None:
-        if not len(self.waiting) or not self._has_room(step):
-            return
-        self.waiting.end_skips()
+        self.waiting.begin_step()
+        if self._has_made_room or not self.running:
+            self.waiting.end_skips()
+            self._has_made_room = False
         self._refresh_shares()
+        num_misfits = 0
         for _ in range(_CANDIDATES_A_STEP):
             state_or_none = self.waiting.best() if self._has_room(step) else None
             if state_or_none is None:
@@ -275,8 +288,11 @@ class Scheduler:
                 continue
             if self._may_start(state, num_cached) and self._start(step, state, num_blocks):
                 self._schedule_chunk(step, state)
-            else:
-                self.waiting.skip(state)
+                continue
+            self.waiting.skip(state)
+            num_misfits += 1
+            if num_misfits == _MISFITS_A_STEP:
+                return
 
     def _refresh_shares(self) -> None:
         """Look up again what is cached of the requests whose turn it is, one call a namespace and tenant."""
@@ -299,14 +315,19 @@ class Scheduler:
         num_useful = match.num_tokens
         if state.is_scoring:
             num_useful = self.scores.count(match.blocks, match.num_whole, state.num_alternatives or 0)
-        return num_useful, _num_blocks(len(tokens), self._block_size) - self._num_pinned(match.blocks)
+        return num_useful, _num_blocks(len(tokens), self._block_size) - int(self._held[match.blocks].sum())
 
-    def _num_pinned(self, blocks: Int32Array) -> int:
-        """How many of `blocks` running requests or kept sessions hold already."""
-        if not len(blocks) or not self.running:
-            return 0
-        held = [*(state.block_table for state in self.running), *self.pins.blocks()]
-        return int(np.isin(blocks, np.concatenate(held)).sum())
+    def _survey_running(self) -> None:
+        """Note the blocks that running requests and kept sessions hold, and how many more the former will need."""
+        self._held[:] = False
+        for blocks in (*(state.block_table for state in self.running), *self.pins.blocks()):
+            self._held[blocks] = True
+        self._num_expected = sum(self._forecast.blocks(state, self._block_size) for state in self.running)
+
+    def _note_running(self, state: SequenceState) -> None:
+        self.running.append(state)
+        self._held[state.block_table] = True
+        self._num_expected += self._forecast.blocks(state, self._block_size)
 
     def _may_start(self, state: SequenceState, num_cached: int) -> bool:
         if self.waiting.is_overdue(state):
@@ -317,10 +338,14 @@ class Scheduler:
 
     def _awaits_scores(self, state: SequenceState, num_known: int) -> bool:
         """Whether a running request is about to find at least a block of the scores that `state` would have to find."""
-        return self._shares and any(
-            self._num_to_come(state, other) - num_known >= self._block_size
-            for other in self.running
-            if other.scores_for(state)
+        return (
+            self._shares
+            and state.is_scoring
+            and any(
+                self._num_to_come(state, other) - num_known >= self._block_size
+                for other in self.running
+                if other.scores_for(state)
+            )
         )
 
     def _num_to_come(self, state: SequenceState, other: SequenceState) -> int:
@@ -350,8 +375,8 @@ class Scheduler:
         """Whether the pool has `num_blocks` besides what running requests are expected to need; alone, all of it."""
         if not self.running:
             return True
-        reserved = sum(self._forecast.blocks(other, self._block_size) for other in (*self.running, state))
-        return num_blocks + reserved <= self._cache.num_available_blocks
+        expected = self._num_expected + self._forecast.blocks(state, self._block_size)
+        return num_blocks + expected <= self._cache.num_available_blocks
 
     def _begin(self, state: SequenceState) -> list[BlockCopy] | None:
         tokens = state.tokens()
@@ -380,7 +405,7 @@ class Scheduler:
 
     def _note_admission(self, state: SequenceState) -> None:
         self.waiting.admit(state.request_id)
-        self.running.append(state)
+        self._note_running(state)
         if state.num_cached is None:
             state.num_cached = state.num_computed
             self.num_queried_tokens += len(state.prompt)

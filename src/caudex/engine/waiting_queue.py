@@ -28,6 +28,8 @@ class WaitingQueue:
     Shares are estimates: looking all of them up at every step would cost microseconds a request, so `stale` names the
     few to look up next, first those that share their beginning with something just computed, then all in turn. All
     ordering is array arithmetic, about 20 microseconds a pick with 10,000 waiting, so nothing changes at any length.
+    For the same reason one that was found not to fit is left out until its turn to be looked up, until something makes
+    room (`end_skips`), or until it is overdue.
 
     Rejected: a heap. Every admission changes the score of everything older than the admitted request.
     """
@@ -101,7 +103,7 @@ class WaitingQueue:
     def best(self) -> SequenceState | None:
         """The next request to admit, of those not skipped; None if there is none.
 
-        None too while one is overdue that has been skipped: it may have become overdue by an admission since.
+        None too while one is overdue that has been skipped in this step.
         """
         overdue = self._present & (self._overtakes >= self._max_overtakes)
         if overdue.any():
@@ -125,10 +127,15 @@ class WaitingQueue:
         return bool(self._overtakes[self._place[state.request_id]] >= self._max_overtakes)
 
     def skip(self, state: SequenceState) -> None:
-        """Leave `state` out of `best` until `end_skips`."""
+        """Leave `state` out of `best` until it is overdue at a `begin_step`, `stale` names it, or `end_skips`."""
         self._skipped[self._place[state.request_id]] = True
 
+    def begin_step(self) -> None:
+        """No overdue request stays skipped, since nothing is admitted before it."""
+        self._skipped &= self._overtakes < self._max_overtakes
+
     def end_skips(self) -> None:
+        """Room has been made that any of them may fit into."""
         self._skipped[:] = False
 
     def set_share(self, state: SequenceState, share: float) -> None:
@@ -143,7 +150,7 @@ class WaitingQueue:
         self._dirty.update(dict.fromkeys(self._groups.get(_group(state), ())))
 
     def stale(self, limit: int) -> list[SequenceState]:
-        """Up to `limit` requests whose share should be looked up now."""
+        """Up to `limit` requests whose share should be looked up now; they are skipped no longer."""
         places: set[int] = set()
         while self._dirty and len(places) < limit:
             place = next(iter(self._dirty))
@@ -156,6 +163,7 @@ class WaitingQueue:
             if self._present[place]:
                 places.add(place)
         self._turn = (self._turn + limit) % capacity
+        self._skipped[list(places)] = False
         return [state for place in places if (state := self._states[place]) is not None]
 
     def check_invariants(self) -> None:
