@@ -278,7 +278,13 @@ class PrefixCache:
 def policy_names() -> list[str]: ...
 def hasher_names() -> list[str]: ...
 def block_keys(
-    tokens: Tokens, block_size: int = 16, *, hash: str = "sha256", namespace: str = "", secret: int = 0
+    tokens: Tokens,
+    block_size: int = 16,
+    *,
+    hash: str = "sha256",
+    namespace: str = "",
+    secret: int = 0,
+    parent: bytes | None = None,
 ) -> list[bytes]: ...
 
 # cpp/bindings/parity.cpp

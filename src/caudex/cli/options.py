@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+from caudex.sizing.byte_size import parse_byte_size
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class GroupedOption(click.Option):
@@ -55,7 +54,7 @@ class ByteSize(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
-        if found is None:
+        num_bytes = parse_byte_size(str(value))
+        if num_bytes is None:
             self.fail(f"{value!r} is not a size; write a number of bytes, or 512M, or 2GiB", param, ctx)
-        return int(float(found.group(1)) * UNITS[found.group(2).upper()])
+        return num_bytes
