@@ -25,9 +25,11 @@ using kernels::KvPool;
 using kernels::LlamaModel;
 using kernels::LlamaShape;
 using kernels::LoraPair;
+using kernels::MatrixRows;
 using kernels::PackedMatrix;
 using kernels::PackedProduct;
 using kernels::RmsNorm;
+using kernels::Team;
 using kernels::ThreadPool;
 
 // output = input x matrix + bias, [rows, columns] contiguous, in the matrix's type.
@@ -35,7 +37,8 @@ void multiply(PackedProduct& product, const PackedMatrix& matrix, const float* b
               std::size_t row_stride, int num_rows, char* output) {
   const auto& kernels = product.kernels();
   const std::size_t stride = matrix.num_columns();
-  product.run({input, row_stride * kernels::element_size(matrix.dtype()), num_rows}, matrix,
+  const MatrixRows rows{input, row_stride * kernels::element_size(matrix.dtype()), num_rows};
+  product.run(Team::all(product.threads()), rows, matrix,
               [&](int first_row, int rows, int panel, const float* sums) {
                 const int column = panel * kernels::kPanelColumns;
                 const int columns = std::min(kernels::kPanelColumns, matrix.num_columns() - column);

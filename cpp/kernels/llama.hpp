@@ -66,27 +66,47 @@ class LlamaModel {
     std::vector<float> qkv_bias, output_bias, gate_up_bias, down_bias;      // padded to whole panels; empty: none
     std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;  // padded to 16
   };
-  struct Rows {
-    AlignedBuffer residual, normed, projected, heads, attended, activated;
+  // Rows that go through the layers together. Few rows are one block, whose products all threads share out panel by
+  // panel; of many, every thread takes blocks of its own from one attention to the next, and waits for none between.
+  struct Block {
+    int first_row, num_rows;
     LoraRows adapted;
+  };
+  struct Rows {
+    AlignedBuffer residual, heads, attended;
+    std::vector<Block> blocks;
+  };
+  // What becomes of a block's rows on the way.
+  struct Scratch {
+    AlignedBuffer normed, projected, activated;
   };
 
   Layer make_layer();
   void check_step(const std::int32_t* tokens, const Batch& batch, const std::vector<std::int32_t>& adapters,
                   const std::vector<std::int32_t>& logit_rows) const;
-  void choose_adapters(const Batch& batch, const std::vector<std::int32_t>& adapters,
-                       const std::vector<std::int32_t>& logit_rows);
-  void embed(const std::int32_t* tokens, int rows);
-  void attend(int index, const Batch& batch, const AttentionPlan& plan, bool needs_output);
-  void place_heads(int index, const Batch& batch, int row);
-  void select_rows(const std::vector<std::int32_t>& rows);
-  void finish_layer(int index, Rows& rows, int num_rows);
-  void normalize(Rows& rows, const std::vector<float>& weight, int num_rows);
+  void prepare(const Batch& batch, const std::vector<std::int32_t>& adapters,
+               const std::vector<std::int32_t>& logit_rows);
+  void cut(Rows& rows, int num_rows, const std::vector<std::int32_t>& adapters) const;
+  template <class Body>
+  void for_blocks(const Rows& rows, const Body& body);
+  void embed(const Team& team, const Block& block, const std::int32_t* tokens);
+  void begin_layer(const Team& team, const Block& block, int index, const Batch& batch);
+  void place_heads(int index, const Batch& batch, int row, float* projected);
   void normalize_head(float* head, const std::vector<float>& weight) const;
-  void add_product(Rows& rows, const MatrixRows& input, const PackedMatrix& matrix, const std::vector<float>& bias,
-                   const LoraDelta& delta);
+  void attend(int index, const Batch& batch, const AttentionPlan& plan);
+  void select_rows(const std::vector<std::int32_t>& rows);
+  void finish_layer(const Team& team, Rows& rows, const Block& block, int index);
+  void multiply_head(const Team& team, const Block& block, float* logits);
+  MatrixRows normalize(const Team& team, Rows& rows, const Block& block, const std::vector<float>& weight);
+  MatrixRows activate(const Team& team, const Block& block, int index, const MatrixRows& normed);
+  void add_product(const Team& team, Rows& rows, const Block& block, const MatrixRows& input,
+                   const PackedMatrix& matrix, const std::vector<float>& bias, const LoraDelta& delta);
 
+  float* residual(Rows& rows, int row) const {
+    return reinterpret_cast<float*>(rows.residual.data()) + row * residual_stride();
+  }
   std::size_t residual_stride() const { return round_up(shape_.hidden_size, kPanelColumns); }  // floats
+  std::size_t heads_stride() const { return layers_[0].qkv.padded_columns(); }  // elements
   std::size_t normed_bytes() const { return residual_stride() * element_size(shape_.dtype); }
   std::size_t attended_bytes() const {
     return static_cast<std::size_t>(shape_.num_query_heads) * shape_.head_dim * element_size(shape_.dtype);
@@ -100,6 +120,7 @@ class LlamaModel {
   PackedProduct product_;
   PagedAttention attention_;
   LoraAdapters adapters_;
+  std::vector<Scratch> scratch_;  // a team's, by its leader
   Arena arena_;
   std::unique_ptr<Arena> plain_head_ = std::make_unique<Arena>();
   std::vector<Layer> layers_;

@@ -23,7 +23,7 @@ void LoraRows::assign(const std::vector<std::int32_t>& adapters) {
 }
 
 LoraAdapters::LoraAdapters(const LlamaShape& shape, ThreadPool& threads, const KernelTable& kernels)
-    : shape_(shape), threads_(threads), kernels_(kernels), gathered_(threads.num_threads()) {}
+    : shape_(shape), kernels_(kernels), gathered_(threads.num_threads()), lowered_(threads.num_threads()) {}
 
 int LoraAdapters::add_adapter() {
   adapters_.emplace_back(static_cast<std::size_t>(shape_.num_layers) * kLayerMatrices);
@@ -69,23 +69,25 @@ void LoraAdapters::set_pairs(Pairs& target, const std::vector<LoraPair>& pairs) 
   }
 }
 
-LoraDelta LoraAdapters::delta(const LoraRows& rows, int layer, LayerMatrix matrix, const MatrixRows& inputs) {
+LoraDelta LoraAdapters::delta(const Team& team, const LoraRows& rows, int layer, LayerMatrix matrix,
+                              const MatrixRows& inputs) {
   LoraDelta delta(*this, rows, layer, matrix);
   if (rows.groups().empty()) return delta;
-  items_.clear();
+  std::vector<Item>& items = lowered_[team.leader()].items;
+  items.clear();
   int columns = 0;
   for (const LoraRows::Group& group : rows.groups()) {
     for (const PackedMatrix& down : pairs(group.adapter, layer, matrix).down) {
       columns = std::max(columns, down.padded_columns());
       for (int first = 0; first < static_cast<int>(group.rows.size()); first += kItemRows) {
-        for (int panel = 0; panel < down.num_panels(); ++panel) items_.push_back({&group, first, panel});
+        for (int panel = 0; panel < down.num_panels(); ++panel) items.push_back({&group, first, panel});
       }
     }
   }
   delta.lowered_row_ = static_cast<std::size_t>(columns) * left_size();
-  delta.lowered_ = lowered_.reserve(delta.lowered_row_ * rows.num_rows());
-  threads_.run(static_cast<int>(items_.size()), [&](int item, int thread) {
-    lower(items_[item], pairs(items_[item].group->adapter, layer, matrix), inputs, delta, thread);
+  delta.lowered_ = lowered_[team.leader()].rows.reserve(delta.lowered_row_ * rows.num_rows());
+  team.run(static_cast<int>(items.size()), [&](int i, int thread) {
+    lower(items[i], pairs(items[i].group->adapter, layer, matrix), inputs, delta, thread);
   });
   return delta;
 }
@@ -113,7 +115,7 @@ void LoraAdapters::lower(const Item& item, const Pairs& pairs, const MatrixRows&
   const char* values = narrow ? reinterpret_cast<const char*>(rounded) : reinterpret_cast<const char*>(sums);
   const std::size_t place = static_cast<std::size_t>(item.panel) * kPanelColumns * left_size();
   for (int i = 0; i < rows; ++i) {
-    load_left(lowered_.data() + (item.group->first + item.first + i) * delta.lowered_row_ + place,
+    load_left(delta.lowered_ + (item.group->first + item.first + i) * delta.lowered_row_ + place,
               values + i * kPanelColumns * element_size(shape_.dtype), kPanelColumns, kPanelColumns);
   }
 }

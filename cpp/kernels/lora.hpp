@@ -43,7 +43,7 @@ class LoraRows {
 
 class LoraAdapters;
 
-// What the adapters of a step's rows add to one product. Cheap to copy; valid until the next one is made.
+// What the adapters of some rows add to one product. Cheap to copy; valid until its team makes the next one.
 class LoraDelta {
  public:
   // Add it to a panel's sums, [count][32], of `count` rows from `first_row` on. May be called from several threads.
@@ -61,7 +61,7 @@ class LoraDelta {
   const LoraRows& rows_;
   int layer_;
   LayerMatrix matrix_;
-  const char* lowered_ = nullptr;
+  char* lowered_ = nullptr;
   std::size_t lowered_row_ = 0;
 };
 
@@ -85,8 +85,9 @@ class LoraAdapters {
   // Throws std::invalid_argument for an adapter, layer or role that is not there, an empty rank, or a layer set before.
   void set_layer(int adapter, int layer, const std::vector<LoraPair>& pairs);
 
-  // Take the inputs of a layer's product, [rows of the step], through the down matrices of the rows' adapters.
-  LoraDelta delta(const LoraRows& rows, int layer, LayerMatrix matrix, const MatrixRows& inputs);
+  // Take the inputs of a layer's product, one for each of the rows that `rows` was made of, through the down matrices of
+  // their adapters. Teams that share no thread may do so side by side.
+  LoraDelta delta(const Team& team, const LoraRows& rows, int layer, LayerMatrix matrix, const MatrixRows& inputs);
 
   int num_adapters() const { return static_cast<int>(adapters_.size()); }
   std::size_t num_bytes() const { return num_bytes_; }
@@ -109,6 +110,10 @@ class LoraAdapters {
     const LoraRows::Group* group;
     int first, panel;
   };
+  struct Lowered {
+    std::vector<Item> items;
+    AlignedBuffer rows;  // [rows of all groups][padded ranks], as left operands
+  };
 
   const Pairs& pairs(int adapter, int layer, LayerMatrix matrix) const {
     return adapters_[adapter][layer * kLayerMatrices + matrix];
@@ -122,14 +127,12 @@ class LoraAdapters {
   int left_size() const { return shape_.dtype == DType::kFloat32 ? 4 : kernels_.bf16_left_element_size; }
 
   const LlamaShape shape_;
-  ThreadPool& threads_;
   const KernelTable& kernels_;
   Arena arena_;
   std::size_t num_bytes_ = 0;
   std::vector<std::vector<Pairs>> adapters_;  // [adapter][layer, matrix]
-  std::vector<Item> items_;
   std::vector<AlignedBuffer> gathered_;  // a thread's
-  AlignedBuffer lowered_;                // [rows of all groups][padded ranks], as left operands
+  std::vector<Lowered> lowered_;         // a team's, by its leader
 };
 
 }  // namespace caudex::kernels

@@ -6,7 +6,7 @@
 #include "kernels/aligned_buffer.hpp"
 #include "kernels/kernel_table.hpp"
 #include "kernels/packed_matrix.hpp"
-#include "kernels/thread_pool.hpp"
+#include "kernels/team.hpp"
 
 namespace caudex::kernels {
 
@@ -23,17 +23,22 @@ struct MatrixRows {
 class PackedProduct {
  public:
   PackedProduct(const KernelTable& kernels, ThreadPool& threads)
-      : kernels_(kernels), threads_(threads), sums_(threads.num_threads()), plain_(threads.num_threads()) {}
+      : kernels_(kernels),
+        threads_(threads),
+        sums_(threads.num_threads()),
+        plain_(threads.num_threads()),
+        converted_(threads.num_threads()) {}
+  PackedProduct(const PackedProduct&) = delete;
 
-  // Calls `store(first_row, rows, panel, sums)` for pieces that together cover all rows and panels, from several
-  // threads; sums: [rows][32], which it may change.
+  // Calls `store(first_row, rows, panel, sums)` for pieces that together cover all rows and panels, from the threads of
+  // `team`; sums: [rows][32], which it may change. Teams that share no thread may run products side by side.
   template <class Store>
-  void run(const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
+  void run(const Team& team, const MatrixRows& input, const PackedMatrix& matrix, const Store& store) {
     if (input.rows == 0) return;
-    const Operand left = left_operand(input, matrix);
+    const Operand left = left_operand(team, input, matrix);
     const int row_blocks = (input.rows + kBlockRows - 1) / kBlockRows;
-    const int panel_groups = num_panel_groups(matrix.num_panels(), row_blocks);
-    threads_.run(row_blocks * panel_groups, [&](int item, int thread) {
+    const int panel_groups = num_panel_groups(team, matrix.num_panels(), row_blocks);
+    team.run(row_blocks * panel_groups, [&](int item, int thread) {
       const int first_row = item / panel_groups * kBlockRows, group = item % panel_groups;
       const int rows = std::min(kBlockRows, input.rows - first_row);
       float* sums = reinterpret_cast<float*>(sums_[thread].reserve(2 * kBlockRows * kPanelColumns * sizeof(float)));
@@ -67,10 +72,9 @@ class PackedProduct {
     std::size_t row_bytes;
   };
 
-  int num_panel_groups(int num_panels, int row_blocks) const {
-    const int threads = threads_.num_threads();
-    if (threads == 1) return 1;
-    const int wanted = (kItemsPerThread * threads + row_blocks - 1) / row_blocks;
+  static int num_panel_groups(const Team& team, int num_panels, int row_blocks) {
+    if (team.num_threads() == 1) return 1;
+    const int wanted = (kItemsPerThread * team.num_threads() + row_blocks - 1) / row_blocks;
     return std::max(1, std::min(num_panels, wanted));
   }
 
@@ -79,13 +83,13 @@ class PackedProduct {
   void multiply_plain(const PanelProduct& product, DType dtype, int panels) const;
 
   // The rows as they are where the kernels can read them so, else a converted copy.
-  Operand left_operand(const MatrixRows& input, const PackedMatrix& matrix);
-  Operand quantized_operand(const MatrixRows& input, const PackedMatrix& matrix);
+  Operand left_operand(const Team& team, const MatrixRows& input, const PackedMatrix& matrix);
+  Operand quantized_operand(const Team& team, const MatrixRows& input, const PackedMatrix& matrix);
 
   const KernelTable& kernels_;
   ThreadPool& threads_;
   std::vector<AlignedBuffer> sums_, plain_;  // a thread's
-  AlignedBuffer converted_;
+  std::vector<AlignedBuffer> converted_;     // a team's, by its leader
 };
 
 }  // namespace caudex::kernels

@@ -28,14 +28,15 @@ class ThreadPool {
   // the exceptions is thrown here when no item runs any more; with one thread the items after it do not run. Throws
   // std::logic_error when the threads are in another loop already.
   template <class Body>
-  void run(int count, Body&& body) {
+  void run(int count, const Body& body) {
     if (workers_.empty() || count <= 1) {
       for (int item = 0; item < count; ++item) body(item, 0);
       return;
     }
-    Body* address = &body;
-    run_shared(count, [](void* context, int item, int thread) { (**static_cast<Body**>(context))(item, thread); },
-               &address);
+    const Body* address = &body;
+    run_shared(
+        count,
+        [](void* context, int item, int thread) { (**static_cast<const Body**>(context))(item, thread); }, &address);
   }
 
  private:

@@ -63,7 +63,8 @@ std::vector<float> multiply(PackedProduct& product, const PackedMatrix& matrix, 
   Values input(factors.dtype, rows * depth);
   std::memcpy(input.at(0), factors.left.at(first_row * depth), rows * depth * element_size(factors.dtype));
   std::vector<float> output(rows * columns, std::numeric_limits<float>::quiet_NaN());
-  product.run({input.at(0), depth * element_size(factors.dtype), rows}, matrix,
+  const MatrixRows left{input.at(0), depth * element_size(factors.dtype), rows};
+  product.run(Team::all(product.threads()), left, matrix,
               [&](int first, int count, int panel, const float* sums) {
                 const int column = panel * kPanelColumns;
                 product.kernels().store_f32(output.data() + first * columns + column, columns, sums, nullptr, count,

@@ -171,7 +171,7 @@ def tiny_model_widened(name: str) -> Any:
     name=st.sampled_from(["llama-tied-biased", "qwen3"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     isa=st.sampled_from(available_isas()),
-    num_threads=st.sampled_from([1, 2]),
+    num_threads=st.sampled_from([1, 2, 3]),
     quantized=st.booleans(),
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),
     data=st.data(),

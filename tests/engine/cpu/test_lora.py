@@ -60,7 +60,7 @@ def test_tokens_equal_those_of_merged_weights(name: str, isa: str, rank: int) ->
     name=st.sampled_from(["llama-tied-biased", "qwen3"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     isa=st.sampled_from(available_isas()),
-    num_threads=st.sampled_from([1, 2]),
+    num_threads=st.sampled_from([1, 2, 3]),
     quantized=st.booleans(),
     adapters=st.lists(st.dictionaries(st.sampled_from(PROJECTIONS), st.integers(1, 70), min_size=1), max_size=3),
     data=st.data(),
