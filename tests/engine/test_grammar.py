@@ -62,6 +62,32 @@ def test_what_is_no_grammar_is_refused_at_once(engine: Engine) -> None:
             submit(engine, PROMPT, SamplingParams(grammar=grammar))
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        OutputGrammar("json_schema", '{"$ref": "#"}'),
+        OutputGrammar(
+            "json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#"}}}'
+        ),
+        OutputGrammar("lark", "start: a\na: b\nb: a"),
+    ],
+)
+def test_rules_that_lead_to_themselves_only_are_refused_at_once(engine: Engine, grammar: OutputGrammar) -> None:
+    with pytest.raises(ValueError, match=f"the {grammar.kind} cannot be used: no text satisfies it"):
+        submit(engine, PROMPT, SamplingParams(grammar=grammar))
+
+
+def test_a_grammar_that_comes_to_a_dead_end_is_no_answer(engine: Engine) -> None:
+    last = submit(engine, PROMPT, SamplingParams(grammar=OutputGrammar("lark", 'start: "a" a\na: b\nb: a'))).wait().last
+    assert last.finish_reason == "error"
+    assert "from which no text satisfies it" in (last.error or "")
+    assert last.error_field == "grammar"
+
+
+def test_the_empty_text_may_be_all_that_a_grammar_allows(engine: Engine) -> None:
+    assert ask(engine, OutputGrammar("lark", 'start: ""'), 1) == ""
+
+
 def test_requests_without_a_grammar_are_free_beside_one_with(engine: Engine) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     alone = submit(engine, PROMPT, free).wait().tokens

@@ -48,6 +48,15 @@ class GrammarMatcher:
         bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
         return bits[: self._vocab_size].astype(bool)
 
+    def end(self) -> None:
+        """See that the text may end where it was told to.
+
+        Raises:
+            GrammarError: it was told so only because the grammar leads nowhere from here.
+        """
+        if self._matcher.is_error():
+            raise GrammarError("the output's grammar leads to a place from which no text satisfies it")
+
     def accept(self, token_id: int) -> None:
         """Move on by the token that was chosen among those allowed.
 
@@ -112,6 +121,8 @@ class GrammarCompiler:
         matcher = LLMatcher(self._load_vocabulary(), source, log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidRequestError(f"the {grammar.kind} cannot be used: {matcher.get_error()}", grammar.origin)
+        if _leads_nowhere(matcher):
+            raise InvalidRequestError(f"the {grammar.kind} cannot be used: no text satisfies it", grammar.origin)
         return matcher
 
     def _load_vocabulary(self) -> Any:
@@ -122,6 +133,13 @@ class GrammarCompiler:
                 self._hf_tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_token_ids
             )
         return self._vocabulary
+
+
+def _leads_nowhere(matcher: Any) -> bool:
+    """Whether nothing can come first, as where rules lead to themselves only. llguidance notices at the first mask."""
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    return bool(first.is_error())
 
 
 def with_deep_stack(work: Callable[[], Result]) -> Result:

@@ -74,6 +74,8 @@ class OutputStream:
     def _advance(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """The new text, and whether and why it is the last."""
         if token_id in self._end_token_ids:
+            if self._grammar is not None:
+                self._grammar.end()
             explicit = token_id in self.request.sampling.stop_token_ids
             return self._rest(), "stop", token_id if explicit else None
         if self._grammar is not None:
