@@ -80,7 +80,7 @@ def test_rules_that_lead_to_themselves_only_are_refused_at_once(engine: Engine, 
 def test_a_grammar_that_comes_to_a_dead_end_is_no_answer(engine: Engine) -> None:
     last = submit(engine, PROMPT, SamplingParams(grammar=OutputGrammar("lark", 'start: "a" a\na: b\nb: a'))).wait().last
     assert last.finish_reason == "error"
-    assert "from which no text satisfies it" in (last.error or "")
+    assert "no text satisfies it from here" in (last.error or "")
     assert last.error_field == "grammar"
 
 

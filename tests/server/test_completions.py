@@ -76,6 +76,13 @@ def test_reset_forgets_the_cache(fresh_server) -> None:
         assert server.complete("w" * 64)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_an_echo_of_which_nothing_follows(server) -> None:
+    answer = server.complete(PROMPT, echo=True, max_tokens=0)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (PROMPT, None, "length")
+    assert answer["usage"]["completion_tokens"] == 0
+
+
 def test_echo_puts_the_prompt_in_front(server) -> None:
     plain = server.complete(PROMPT)["choices"][0]["text"]
     assert server.complete(PROMPT, echo=True)["choices"][0]["text"] == PROMPT + plain

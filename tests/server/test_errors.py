@@ -151,6 +151,28 @@ def test_a_prompt_too_long_says_both_lengths(server) -> None:
     assert str(context) in error["message"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_prompt_far_too_long_is_refused_by_its_beginning(server, monkeypatch, path: str) -> None:
+    """Nobody waits for megabytes to be tokenised; to count them, /tokenize still does."""
+    text, lengths, encode = "a" * 190_000, [], type(server.engine.tokenizer).encode
+    monkeypatch.setattr(
+        type(server.engine.tokenizer),
+        "encode",
+        lambda self, text, **kw: lengths.append(len(text)) or encode(self, text, **kw),
+    )
+    body = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+    error = refusal(server.post(path, **body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert lengths == [8 * server.engine.max_model_len]
+    assert str(lengths[0]) in error["message"]
+    assert server.post("/tokenize", prompt=text).json()["count"] == len(text)
+
+
+def test_a_long_prompt_of_few_tokens_is_tokenised_to_its_end(server, monkeypatch) -> None:
+    monkeypatch.setattr(type(server.engine.tokenizer), "encode", lambda self, text, **kw: [1] * (len(text) // 10_000))
+    assert server.post(COMPLETIONS, prompt="a" * 100_000, max_tokens=1).json()["usage"]["prompt_tokens"] == 10
+
+
 def test_a_prompt_and_answer_too_long_together_say_all_lengths(server) -> None:
     error = refusal(server.post(COMPLETIONS, prompt="a" * 100, max_tokens=5000), 400)
     assert error["code"] == "context_length_exceeded"

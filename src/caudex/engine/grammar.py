@@ -20,6 +20,8 @@ _NUM_KEPT = 16
 _FUEL_A_STEP = 50_000
 """Of llguidance's lexer, whose default of four times as much lets a hostile pattern hold up a step for seconds."""
 _STACK_BYTES = 2**29
+_DEAD_END = "NoExtensionBias"
+"""What llguidance calls a place that no token leads on from and where the text may not end."""
 
 
 class GrammarError(RuntimeError):
@@ -49,13 +51,13 @@ class GrammarMatcher:
         return bits[: self._vocab_size].astype(bool)
 
     def end(self) -> None:
-        """See that the text may end where it was told to.
+        """See that the text may end here, and not only because nothing could follow.
 
         Raises:
-            GrammarError: it was told so only because the grammar leads nowhere from here.
+            GrammarError: the grammar leads nowhere from here, or llguidance gave up.
         """
         if self._matcher.is_error():
-            raise GrammarError("the output's grammar leads to a place from which no text satisfies it")
+            raise self._failure()
 
     def accept(self, token_id: int) -> None:
         """Move on by the token that was chosen among those allowed.
@@ -64,8 +66,12 @@ class GrammarMatcher:
             GrammarError: llguidance gave up, as it does when a pattern has grown beyond its limits.
         """
         if not self._matcher.consume_token(token_id):
-            reason = str(self._matcher.get_error()).partition("\n")[0]
-            raise GrammarError(f"the output's grammar cannot be followed any further: {reason}")
+            raise self._failure()
+
+    def _failure(self) -> GrammarError:
+        reason = str(self._matcher.get_error()).partition("\n")[0]
+        reason = "no text satisfies it from here" if reason == _DEAD_END else reason
+        return GrammarError(f"the output's grammar cannot be followed any further: {reason}")
 
 
 class GrammarCompiler:

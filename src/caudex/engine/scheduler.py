@@ -79,8 +79,8 @@ class Scheduler:
     sets more aside. To fill the hole at once would evict what the victim has computed.
 
     Bounds: an admitted request advances at every step in which the older ones' prompts leave room in the budget; at
-    most `max_overtakes` younger requests are admitted before a waiting one. Scheduling takes a millisecond or two a step
-    however many wait: no more are looked at than the constants above say, the best first, then all in turn.
+    most `max_overtakes` younger requests are admitted before a waiting one. Scheduling takes a millisecond or two
+    a step however many wait: no more are looked at than the constants above say, the best first, then all in turn.
     """
 
     def __init__(

@@ -61,8 +61,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     @property
     def num_alternatives(self) -> int | None:
-        """How many alternatives the prompt's tokens are scored with; None if they are not."""
-        wanted = [self.prompt_logprobs, self.logprobs if self.scores_echo else None]
+        """How many alternatives the prompt's tokens are scored with; None if they are not. An echo of which nothing
+        follows is scored, as it is what the engine can do without generating."""
+        only_echoes = bool(self.echo) and self.max_tokens == 0
+        wanted = [self.prompt_logprobs, self.logprobs if self.scores_echo else None, 0 if only_echoes else None]
         return max((number for number in wanted if number is not None), default=None)
 
 
@@ -110,7 +112,7 @@ def token_prompts(service: Service, prompt: Any, *, add_special_tokens: bool) ->
 
 def token_prompt(service: Service, item: Any, add_special_tokens: bool) -> list[int]:
     if isinstance(item, str):
-        return service.engine.tokenizer.encode(item, add_special_tokens=add_special_tokens)
+        return service.tokenize(item, add_special_tokens=add_special_tokens)
     if not isinstance(item, list) or not all(type(token) is int for token in item):
         raise wrong_prompt(item)
     for token in item:

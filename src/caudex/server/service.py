@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 TEXT_THREADS = 2
 """Threads that parse and tokenise. The tokenizer lets go of the interpreter lock; more threads would only queue."""
 
+CHARACTERS_A_TOKEN = 8
+"""More than texts have on average, in any language."""
+
 
 class Service:
     """One engine behind HTTP.
@@ -47,14 +50,20 @@ class Service:
         self.metrics = Metrics(engine, self.model_names[0], settings.metrics_prefix)
         self.started_at = int(time.time())
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="caudex-text")
+        self._patient_thread = ThreadPoolExecutor(1, thread_name_prefix="caudex-count")
         self._bridge: OutputBridge | None = None
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._patient_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def off_loop(self, function: Callable[..., Result], *args: Any) -> Result:
         """Run `function` on a worker thread, so that a long prompt does not hold up other requests' tokens."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    async def apart(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Run `function` where it keeps nobody waiting but others of its kind: texts of any length are tokenised so."""
+        return await asyncio.get_running_loop().run_in_executor(self._patient_thread, function, *args)
 
     def generation(self, requests: Sequence[GenerationRequest]) -> Generation:
         """The engine's work for one HTTP request, not yet submitted. Call on the event loop."""
@@ -102,18 +111,54 @@ class Service:
         if count > limit:
             raise APIError(f"prompts times n comes to {count} choices; this server allows {limit} a request", param="n")
 
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            APIError: 400; a beginning of `text` alone is longer than the context.
+        """
+        self._check_beginnings(text)
+        return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
     def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
     ) -> list[int]:
         """Token ids of a conversation in the model's chat template.
 
         Raises:
+            APIError: 400; as `chat_text` and `tokenize`.
+        """
+        return self.tokenize(self.chat_text(messages, tools, **options), add_special_tokens=False)
+
+    def chat_text(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
+    ) -> str:
+        """A conversation in the model's chat template.
+
+        Raises:
             APIError: 400; there is no template, or it does not take these messages.
         """
         try:
-            return self.engine.tokenizer.render_chat(messages, tools, **options)
+            return self.engine.tokenizer.render_chat_text(messages, tools, **options)
         except ChatTemplateError as exc:
             raise APIError(str(exc), param="messages") from None
+
+    def _check_beginnings(self, text: str) -> None:
+        """Refuse a text far too long by its beginning: ten megabytes take a minute to tokenise, on one of few threads.
+
+        Ever longer beginnings are tried, as there are texts of few tokens (spaces are), at a third of the cost of all.
+        """
+        context, length = self.engine.max_model_len, CHARACTERS_A_TOKEN * self.engine.max_model_len
+        while length <= len(text) // 4:
+            num_tokens = len(self.engine.tokenizer.encode(text[:length], add_special_tokens=False))
+            if num_tokens > context:
+                raise APIError(
+                    f"this model's maximum context length is {context} tokens, and the first {length} of the prompt's "
+                    f"{len(text)} characters alone have {num_tokens}; shorten the prompt",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+            length *= 4
 
     def tokens_left(self, num_prompt_tokens: int, max_tokens: int | None, *, field: str) -> int:
         """How many tokens a request may generate: `max_tokens`, or all that the context has room for.

@@ -44,7 +44,7 @@ class TokenEndpoints:
 
     async def _answer(self, request: Request, work: Any) -> Response:
         body = await read_body(request.headers, request.receive, self._service.settings)
-        answer = await self._service.off_loop(work, body or b"")
+        answer = await self._service.apart(work, body or b"")
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     def _tokenize(self, body: bytes) -> dict[str, Any]:
@@ -68,11 +68,12 @@ class TokenEndpoints:
             return self._service.engine.tokenizer.encode(
                 fields.prompt, add_special_tokens=fields.add_special_tokens is not False
             )
-        return self._service.render_chat(
+        text = self._service.chat_text(
             template_messages(fields.messages or []),
             fields.tools or None,
             add_generation_prompt=fields.add_generation_prompt is not False,
         )
+        return self._service.engine.tokenizer.encode(text, add_special_tokens=False)
 
     def _detokenize(self, body: bytes) -> dict[str, Any]:
         fields = decode_body(body, DetokenizeRequest)
