@@ -56,10 +56,13 @@ void bind_pool(nb::module_& m) {
       .def(
           "__init__",
           [](KvPool* self, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim,
-             const std::string& dtype) {
-            new (self) KvPool(KvLayout(num_layers, block_size, num_kv_heads, head_dim, dtype_named(dtype)), num_blocks);
+             const std::string& dtype, bool quantized, const std::string& isa) {
+            const kernels::DType kept = quantized ? kernels::DType::kInt8 : dtype_named(dtype);
+            const KvLayout layout(num_layers, block_size, num_kv_heads, head_dim, dtype_named(dtype), kept);
+            new (self) KvPool(layout, num_blocks, kernels::kernels_for(isa));
           },
-          "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
+          "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a, "quantized"_a,
+          "isa"_a)
       .def_prop_ro("num_blocks", &KvPool::num_blocks)
       .def_prop_ro("num_bytes", &KvPool::num_bytes)
       .def_prop_ro("block_bytes", [](const KvPool& pool) { return pool.layout().block_bytes; })

@@ -20,7 +20,7 @@ constexpr int kPanelColumns = 32;
 // a row that sees none keeps its state to the bit. Values of tokens beyond every row's sight are never read, except
 // that a bfloat16 value is read with its pair's first token.
 struct AttentionStep {
-  const char* keys[kStepChunks];    // each [head_dim / depth][16 tokens][depth]
+  const char* keys[kStepChunks];    // each [head_dim / depth][16 tokens][depth]; see KvLayout
   const char* values[kStepChunks];  // each [16 / depth tokens][padded_head_dim][depth]
   // The next step's chunks, fetched into the cache meanwhile; null for nothing.
   const char* next_keys[kStepChunks];
@@ -31,7 +31,7 @@ struct AttentionStep {
   std::size_t query_row;  // bytes from one row of `query` to the next
   int key_steps;          // head_dim / depth, rounded up
   int padded_head_dim;    // a multiple of 16
-  float scale;            // of the scores, in units of log2(e); positive
+  float scale;            // of the scores, in units of log2(e); positive. In int8 each query brings its own
   float* maximum;         // [rows]
   float* sum;             // [rows][16]
   float* output;          // [rows][padded_head_dim]
@@ -92,6 +92,26 @@ struct QuantizedGroup {
   std::int32_t offset;  // -128 * (sum of values)
 };
 
+// A row quantized as a whole: what there is to know beside its values.
+struct QuantizedRow {
+  float scale;          // as of a group
+  std::int32_t offset;
+};
+
+// Attention over keys and values in 8 bits, one scale for each token's key, another for its value, and one for a query.
+// Keys and queries are Walsh-Hadamard transformed first (QuaRot: Ashkboos et al., 2024), which changes no product of two
+// and spreads what stands out in a few dimensions over all of them:
+//
+//   score      float(sum of query * key) * key scale, and that times (query scale * step scale)
+//   weight     2^(score - maximum) by a polynomial of degree 3
+//   output     old output * factor + float(sum over the step of byte * value) * unit
+//
+// `byte` is a weight times its value's scale in units of 1/255 of the largest such in the step. Sums of integers are exact,
+// each product and sum of floats is rounded, so every instruction set gives the same bits. A query, a left operand of
+// attend_step_int8: 4 * key_steps values, then a QuantizedRow whose scale is positive and has the step's scale in it.
+constexpr float kMostWeight = 255.0f;
+constexpr int kMaxHeadDim = 1024;
+
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same
 // sequence of operations wherever it stands in a batch, a row or a vector; that is what makes results independent of
 // batching, chunking and caching, to the bit.
@@ -120,6 +140,14 @@ struct KernelTable {
   void (*quantize_f32)(QuantizedGroup* target, const float* source, int count);
   void (*quantize_bf16)(QuantizedGroup* target, const bf16* source, int count);
 
+  // Quantize `count` elements with one scale; the target is zero-filled up to a multiple of 4.
+  QuantizedRow (*quantize_row_f32)(std::int8_t* target, const float* source, int count);
+  QuantizedRow (*quantize_row_bf16)(std::int8_t* target, const bf16* source, int count);
+
+  // The same of the row's Walsh-Hadamard transform, not normalised, over groups of the largest power of two in `count`.
+  QuantizedRow (*quantize_hadamard_f32)(std::int8_t* target, const float* source, int count);
+  QuantizedRow (*quantize_hadamard_bf16)(std::int8_t* target, const bf16* source, int count);
+
   // Quantized rows times one quantized panel, or two. `product.left`: rows of QuantizedGroup.
   void (*multiply_quantized_panel)(const PanelProduct& product);
   void (*multiply_two_quantized_panels)(const PanelProduct& product);
@@ -147,6 +175,7 @@ struct KernelTable {
 
   void (*attend_step_f32)(const AttentionStep& step);
   void (*attend_step_bf16)(const AttentionStep& step);
+  void (*attend_step_int8)(const AttentionStep& step);
 
   // Fold one partition's state into the total of the partitions before it (a row each).
   void (*fold_partition)(float* total_maximum, float* total_sum, float* total_output, const float* maximum,

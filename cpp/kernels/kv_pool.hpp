@@ -16,8 +16,6 @@ struct HeadRows {
   std::ptrdiff_t head_stride;  // elements
 };
 
-constexpr int kMaxHeadDim = 1024;
-
 // How the keys and values of a head lie in a block.
 //
 //   block = [layer][KV head][keys | values]
@@ -25,13 +23,19 @@ constexpr int kMaxHeadDim = 1024;
 // Where the block size is a multiple of 16, 16 tokens form a chunk that the attention kernels read as it is:
 //   keys    [chunk][head_dim / depth][16 tokens][depth]           a register holds one dimension of 16 tokens
 //   values  [chunk][16 / depth tokens][padded head_dim][depth]    a register holds 16 dimensions of one token
-// (depth: 2 for bfloat16, which is multiplied in pairs; 1 for float32.) Any other block size keeps plain rows,
-// [token][head_dim], which are rearranged while they are read: right, but slower.
+// (depth: 2 for bfloat16, which is multiplied in pairs; 1 for float32; 4 for int8.) Any other block size keeps plain
+// rows, [token][head_dim], which are rearranged while they are read: right, but slower.
+//
+// In int8 a token's value is its largest magnitude / 127, a float32, times whole numbers from -127 to 127, and so is the
+// Walsh-Hadamard transform of its key: what is kept of a token depends on that token alone. The 16 scales of a chunk stand behind its keys and behind
+// its values, the scale of a plain row behind the row. In chunks keys are kept plus 128 (see "Rows and weights in
+// 8 bits" and "Attention over keys and values in 8 bits" in kernel_table.hpp).
 struct KvLayout {
-  KvLayout(int num_layers, int block_size, int num_kv_heads, int head_dim, DType dtype);
+  KvLayout(int num_layers, int block_size, int num_kv_heads, int head_dim, DType dtype, DType kv_dtype);
 
   int num_layers, block_size, num_kv_heads, head_dim;
-  DType dtype;
+  DType dtype;     // of keys and values as they are written, of queries and outputs
+  DType kv_dtype;  // of keys and values as they are kept: `dtype`, or int8
   bool chunked;
   int key_steps;        // head_dim / depth, rounded up
   int padded_head_dim;  // a multiple of 16
@@ -40,7 +44,12 @@ struct KvLayout {
 
   std::size_t row_bytes() const { return head_dim * element_size(dtype); }
 
-  // Store one token's key and value, rows of head_dim elements, as token `token` (0 to 15) of a chunk.
+  // Of a plain row of the pool. In int8 the values are filled up with zeros to whole steps, and the scale follows.
+  std::size_t kept_row_bytes() const {
+    return kv_dtype == DType::kInt8 ? static_cast<std::size_t>(key_steps) * 4 + sizeof(float) : row_bytes();
+  }
+
+  // Store one token's key and value, plain rows of the pool, as token `token` (0 to 15) of a chunk.
   void store_in_chunk(char* keys, char* values, int token, const char* key, const char* value) const;
 };
 
@@ -50,7 +59,7 @@ struct KvLayout {
 class KvPool {
  public:
   // Throws std::invalid_argument for a size out of range and std::bad_alloc if the address space cannot be had.
-  KvPool(KvLayout layout, int num_blocks);
+  KvPool(KvLayout layout, int num_blocks, const KernelTable& kernels);
 
   const KvLayout& layout() const { return layout_; }
   int num_blocks() const { return num_blocks_; }
@@ -72,8 +81,12 @@ class KvPool {
   void copy_block(int source, int target);
 
  private:
+  void quantize_key(char* row, const char* source) const;
+  void quantize_value(char* row, const char* source) const;
+
   KvLayout layout_;
   int num_blocks_;
+  const KernelTable& kernels_;
   ZeroedMemory memory_;
 };
 

@@ -10,6 +10,9 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
+// Of a query of zeros, whose scores shall still be comparable with the minus infinity of what is masked.
+constexpr float kLeastScale = 1e-30f;
+
 constexpr int kFetchingRows = 24;
 
 }  // namespace
@@ -37,9 +40,9 @@ PagedAttention::PagedAttention(const KvPool& pool, const KernelTable& kernels, T
 
 std::size_t PagedAttention::query_row_bytes() const {
   const KvLayout& layout = pool_.layout();
-  return layout.dtype == DType::kFloat32 ? static_cast<std::size_t>(layout.key_steps) * 4
-                                         : static_cast<std::size_t>(layout.key_steps) * 2 *
-                                               kernels_.bf16_left_element_size;
+  const std::size_t steps = layout.key_steps;
+  if (layout.kv_dtype == DType::kInt8) return steps * 4 + sizeof(QuantizedRow);
+  return layout.dtype == DType::kFloat32 ? steps * 4 : steps * 2 * kernels_.bf16_left_element_size;
 }
 
 std::size_t PagedAttention::state_row_bytes() const {
@@ -81,7 +84,9 @@ void PagedAttention::load_query(const Call& call, const AttentionTile& tile, int
       for (int g = 0; g < call.group_size; ++g, target += query_row_bytes()) {
         const int head = kv_head * call.group_size + g;
         const char* source = call.query.data + (row * call.query.row_stride + head * call.query.head_stride) * element;
-        if (layout.dtype == DType::kFloat32) {
+        if (layout.kv_dtype == DType::kInt8) {
+          quantize_query(target, source, call.scale);
+        } else if (layout.dtype == DType::kFloat32) {
           std::memcpy(target, source, layout.row_bytes());
         } else {
           kernels_.load_left_bf16(target, reinterpret_cast<const bf16*>(source), layout.head_dim,
@@ -90,6 +95,18 @@ void PagedAttention::load_query(const Call& call, const AttentionTile& tile, int
       }
     }
   }
+}
+
+void PagedAttention::quantize_query(char* target, const char* source, float scale) const {
+  const KvLayout& layout = pool_.layout();
+  auto* values = reinterpret_cast<std::int8_t*>(target);
+  QuantizedRow row =
+      layout.dtype == DType::kFloat32
+          ? kernels_.quantize_hadamard_f32(values, reinterpret_cast<const float*>(source), layout.head_dim)
+          : kernels_.quantize_hadamard_bf16(values, reinterpret_cast<const bf16*>(source), layout.head_dim);
+  row.scale *= scale / static_cast<float>(layout.head_dim & -layout.head_dim);
+  if (row.scale < kLeastScale) row.scale = kLeastScale;
+  std::memcpy(target + layout.key_steps * 4, &row, sizeof(row));
 }
 
 void PagedAttention::attend_item(const Call& call, const AttentionItem& item, int kv_head, Scratch& scratch) {
@@ -125,6 +142,9 @@ void PagedAttention::attend_partition(const Call& call, const AttentionTile& til
 void PagedAttention::attend_run(const Call& call, const AttentionTile& tile, const TileRun& run, int kv_head,
                                 RowStates states, const char* query, Scratch& scratch) const {
   const KvLayout& layout = pool_.layout();
+  const auto attend_step = layout.kv_dtype == DType::kInt8      ? kernels_.attend_step_int8
+                           : layout.kv_dtype == DType::kFloat32 ? kernels_.attend_step_f32
+                                                                : kernels_.attend_step_bf16;
   int first_row = 0;
   for (int m = 0; m < run.first_member; ++m) first_row += tile.members[m].num_queries * call.group_size;
   int* visible = reinterpret_cast<int*>(scratch.visible.reserve(states.rows * sizeof(int)));
@@ -154,7 +174,7 @@ void PagedAttention::attend_run(const Call& call, const AttentionTile& tile, con
     }
     point_to_step(step, call, sequence, kv_head, token, tokens, copies);
     point_to_next(step, call, sequence, kv_head, token + kStepTokens, run.end_token);
-    (layout.dtype == DType::kFloat32 ? kernels_.attend_step_f32 : kernels_.attend_step_bf16)(step);
+    attend_step(step);
   }
 }
 
@@ -192,7 +212,7 @@ void PagedAttention::point_to_step(AttentionStep& step, const Call& call, const 
     const Chunk chunk = chunk_at(call, sequence, kv_head, token);
     step.keys[c] = chunk.keys;
     step.values[c] = chunk.values;
-    if (layout.dtype == DType::kBFloat16 && tokens % 2 == 1) {
+    if (layout.kv_dtype == DType::kBFloat16 && tokens % 2 == 1) {
       const std::size_t pair_bytes = static_cast<std::size_t>(layout.padded_head_dim) * 4;
       std::memcpy(values, step.values[c], (tokens + 1) / 2 * pair_bytes);
       bf16* last = reinterpret_cast<bf16*>(values + tokens / 2 * pair_bytes);
@@ -223,7 +243,7 @@ void PagedAttention::copy_rows_to_chunk(const Call& call, const BatchSequence& s
   for (int t = 0; t < num_tokens; ++t) {
     const int token = first_token + t;
     const char* head = pool_.head(call.layer, sequence.blocks[token / layout.block_size], kv_head);
-    const char* key = head + token % layout.block_size * layout.row_bytes();
+    const char* key = head + token % layout.block_size * layout.kept_row_bytes();
     layout.store_in_chunk(keys, values, t, key, key + layout.keys_bytes);
   }
 }

@@ -40,6 +40,7 @@ class PagedAttention {
                         const char* query, Scratch& scratch) const;
   void attend_run(const Call& call, const AttentionTile& tile, const TileRun& run, int kv_head, RowStates states,
                   const char* query, Scratch& scratch) const;
+  void quantize_query(char* target, const char* source, float scale) const;
   void load_query(const Call& call, const AttentionTile& tile, int kv_head, char* target) const;
   void point_to_step(AttentionStep& step, const Call& call, const BatchSequence& sequence, int kv_head,
                      int first_token, int num_tokens, char* copies) const;

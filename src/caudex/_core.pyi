@@ -539,7 +539,15 @@ class ThreadPool:
 
 class KvPool:
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        quantized: bool,
+        isa: str,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...

@@ -25,7 +25,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from caudex.engine.config import WeightsName
+from caudex.engine.config import KvCacheDTypeName, WeightsName
 from caudex.engine.cpu.llama import MODEL_TYPES
 from caudex.engine.engine import Engine
 from caudex.engine.types import GenerationRequest, OutputGrammar, SamplingParams
@@ -105,6 +105,7 @@ def draw_case(rng: random.Random, stems: list[list[int]], with_adapters: bool) -
 NUMERICS: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "bfloat16"),
     "weights": get_args(WeightsName),
+    "kv_cache_dtype": get_args(KvCacheDTypeName),
 }
 """Settings that an answer's bits depend on: every engine of a round has the same. All others change time only."""
 
@@ -168,6 +169,7 @@ def play_round(
     adapters: dict[str, Path],
     tally: Tally,
     *,
+    numerics: dict[str, Any],
     num_engines: int = 2,
     num_bursts: int = 4,
 ) -> None:
@@ -180,7 +182,7 @@ def play_round(
     common = {
         "model": str(directory),
         "attention_backend": "cpu",
-        **draw_numerics(rng),
+        **numerics,
         "lora_adapters": adapters,
         "max_model_len": 120,
     }
@@ -240,7 +242,7 @@ def sweep(scratch: Path, num_servings: int, seed: int, progress: Callable[[Tally
             adapters = {
                 name: save_adapter(models[architecture], folder / name, rng.randrange(1 << 30)) for name in ADAPTERS
             }
-        play_round(rng, models[architecture], adapters, tally)
+        play_round(rng, models[architecture], adapters, tally, numerics=draw_numerics(rng))
         tally.servings["rounds"] += 1
         progress(tally)
     return tally

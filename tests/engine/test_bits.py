@@ -1,4 +1,4 @@
-"""Two rounds of what `bit_sweep` does at length: with LoRA adapters, and with a model that runs in one call a step."""
+"""Rounds of what `bit_sweep` does at length: with LoRA adapters and without, with KV as it comes and in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from .bit_sweep import ADAPTERS, Tally, play_round, save_adapter, save_model
 
 
 @pytest.mark.parametrize("adapters", [ADAPTERS, ()], ids=["adapters", "plain"])
-def test_a_hit_changes_nothing_but_time(adapters: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_hit_changes_nothing_but_time(adapters: tuple[str, ...], kv_cache_dtype: str, tmp_path: Path) -> None:
     model, tally = save_model("llama", tmp_path / "model"), Tally()
     folders = {name: save_adapter(model, tmp_path / name, seed) for seed, name in enumerate(adapters)}
-    play_round(random.Random(5), model, folders, tally, num_engines=2, num_bursts=3)
+    numerics = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype}
+    play_round(random.Random(5), model, folders, tally, numerics=numerics, num_engines=2, num_bursts=3)
     for circumstance in ("hit", "part of a block hit", "sample of another"):
         assert tally.servings[circumstance] > 0, f"this round had nothing of: {circumstance}"

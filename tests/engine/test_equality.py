@@ -140,15 +140,18 @@ def test_smollm2(default_model: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_gives_the_same_bits_cold_and_hot(default_model: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_smollm2_gives_the_same_bits_cold_and_hot(default_model: Path, kv_cache_dtype: str) -> None:
     """In bfloat16, as it is served: a long prompt whole, in chunks, hot, partly hot, and in company."""
     rng = random.Random(6)
-    shared = [rng.randrange(1000, 40_000) for _ in range(200)]
+    shared = [rng.randrange(1000, 40_000) for _ in range(300)]
     prompts = [shared + [rng.randrange(1000, 40_000) for _ in range(length)] for length in (3, 17, 40)]
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=2, ignore_eos=True)
     seen: list[object] = []
     for settings in ({"enable_prefix_caching": False}, {"max_num_batched_tokens": 64}):
-        with running_engine(model=str(default_model), num_blocks=80, **settings) as engine:
+        with running_engine(
+            model=str(default_model), num_blocks=100, kv_cache_dtype=kv_cache_dtype, **settings
+        ) as engine:
             rounds = [[submit(engine, prompt, params).wait() for prompt in prompts]]
             rounds.append(serve(engine, prompts, params))
             seen += [[(result.tokens, result.logprobs) for result in results] for results in rounds]

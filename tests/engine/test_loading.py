@@ -204,16 +204,21 @@ def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], 
 def test_int8_weights_are_for_the_compiled_kernels(tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="attention_backend is 'torch'"):
         Engine.load(EngineConfig(model=str(tiny_model("llama")), weights="int8", attention_backend="torch"))
+    with pytest.raises(UnsupportedModelError, match=r"kv_cache_dtype is 'int8'.*'torch'.*kv_cache_dtype 'auto'"):
+        Engine.load(EngineConfig(model=str(tiny_model("llama")), kv_cache_dtype="int8", attention_backend="torch"))
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp8'; expected one of auto, int8"):
+        EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weights is 'int4'; expected one of model, int8"):
         EngineConfig(weights="int4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_int8_weights_serve_other_logprobs(tiny_model: Callable[[str], Path], architecture: str) -> None:
+@pytest.mark.parametrize("setting", ["weights", "kv_cache_dtype"])
+def test_8_bits_serve_other_logprobs(tiny_model: Callable[[str], Path], architecture: str, setting: str) -> None:
     """In one call a step, and through transformers' code."""
     logprobs = []
-    for weights in ("model", "int8"):
-        with running_engine(model=str(tiny_model(architecture)), num_blocks=8, weights=weights) as engine:
+    for in_8_bits in ({}, {setting: "int8"}):
+        with running_engine(model=str(tiny_model(architecture)), num_blocks=8, **in_8_bits) as engine:
             answer = submit(engine, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)).wait()
             logprobs.append(answer.logprobs[0].logprob)
     assert logprobs[0] != logprobs[1]
@@ -271,3 +276,10 @@ def test_damaged_weights_are_said_in_a_sentence(tiny_model: Callable[[str], Path
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"the weights in .*damaged are damaged"):
         Engine.load(EngineConfig(model=str(folder), num_blocks=4))
+
+
+def test_kv_in_8_bits_takes_half_the_memory(tiny_model: Callable[[str], Path]) -> None:
+    """Heads of 16 in the tiny model: 32 bytes in bfloat16, 16 and a scale of 4 in 8 bits."""
+    settings = {"model": str(tiny_model("llama")), "dtype": "bfloat16", "kv_cache_bytes": 1 << 20}
+    with running_engine(**settings) as plain, running_engine(**settings, kv_cache_dtype="int8") as quantized:
+        assert quantized.stats().num_blocks == plain.stats().num_blocks * 32 // 20

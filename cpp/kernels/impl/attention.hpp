@@ -29,30 +29,38 @@ struct ChunkPrefetch {
   }
 };
 
-template <class Product, int R, bool kFetchNext>
+// What becomes of a tile's sums where keys and values are kept as they came: nothing.
+template <class P>
+struct PlainScores {
+  using Product = P;
+  static Vec start(const AttentionStep&, int) { return zeros(); }
+  static Vec score(const AttentionStep&, int, Vec sum) { return sum; }
+};
+
+template <class Scores, int R, bool kFetchNext>
 inline void score_rows(const AttentionStep& step, int first, float (&scores)[R][kStepTokens]) {
   constexpr int kPerChunk = kChunkTokens / kWidth;
   for (int v = 0; v < kStepVectors; v += kAttentionVectors) {
     const char* keys[kAttentionVectors];
     ChunkPrefetch<kAttentionVectors> next{{}, kChunkTokens * 4};
-    Vec sums[R][kAttentionVectors];
+    typename Scores::Product::Sum sums[R][kAttentionVectors];
     CAUDEX_UNROLL
     for (int c = 0; c < kAttentionVectors; ++c) {
       keys[c] = key_vector(step, v + c);
       if ((v + c) % kPerChunk == 0) next.chunks[c] = step.next_keys[(v + c) / kPerChunk];
       CAUDEX_UNROLL
-      for (int r = 0; r < R; ++r) sums[r][c] = zeros();
+      for (int r = 0; r < R; ++r) sums[r][c] = Scores::start(step, first + r);
     }
     const char* query = step.query + first * step.query_row;
     if constexpr (kFetchNext) {
-      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, next);
+      multiply_tile<typename Scores::Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, next);
     } else {
-      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, NoPrefetch{});
+      multiply_tile<typename Scores::Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, NoPrefetch{});
     }
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) {
       CAUDEX_UNROLL
-      for (int c = 0; c < kAttentionVectors; ++c) store(scores[r] + (v + c) * kWidth, sums[r][c]);
+      for (int c = 0; c < kAttentionVectors; ++c) store(scores[r] + (v + c) * kWidth, Scores::score(step, v + c, sums[r][c]));
     }
   }
 }
@@ -75,7 +83,7 @@ inline float mask_row(float* scores, int visible) {
   return largest(top);
 }
 
-// Bring R rows' maxima up to date by their largest scores, all in one go: the factors by which their outputs and sums so
+// Bring R rows' maxima up to date by their largest scores (scaled), all in one go: the factors by which their outputs and sums so
 // far shrink are functions of few numbers and would wait for one another.
 template <int R>
 inline void raise_maxima(const AttentionStep& step, int first, const float (&tops)[R], float (&factors)[R]) {
@@ -84,10 +92,11 @@ inline void raise_maxima(const AttentionStep& step, int first, const float (&top
   CAUDEX_UNROLL
   for (int r = 0; r < R; ++r) {
     before[r] = step.maximum[first + r];
-    const float top = tops[r] * step.scale;
-    after[r] = top > before[r] ? top : before[r];
+    after[r] = tops[r] > before[r] ? tops[r] : before[r];
   }
-  for (int i = 0; i < kLanes; i += kWidth) store(shrunk + i, exp2(sub(load(before + i), load(after + i))));
+  for (int i = 0; i < kLanes; i += kWidth) {
+    store(shrunk + i, portable_exp2(sub(load(before + i), load(after + i))));
+  }
   CAUDEX_UNROLL
   for (int r = 0; r < R; ++r) {
     step.maximum[first + r] = after[r];
@@ -115,21 +124,13 @@ inline void weigh_row(const AttentionStep& step, int row, const float* scores, f
   for (int v = 0; v < kSumVectors; ++v) store(sum + v * kWidth, sums[v]);
 }
 
-// Shrink the rows' outputs by their factors, then add the weighted values of the first `tokens` of the step.
+// Add the weighted values of the first `tokens` of the step, in V vectors of columns.
 template <class Product, int R, int V, bool kFetchNext>
-inline void add_values(const AttentionStep& step, int first, int column, const float (&factors)[R],
-                       const char* weights, int tokens) {
+inline __attribute__((always_inline)) void multiply_values(typename Product::Sum (&sums)[R][V],
+                                                           const AttentionStep& step, int column, const char* weights,
+                                                           int tokens) {
   constexpr int kChunkSteps = kChunkTokens / Product::kDepth;
   constexpr std::size_t kWeightsRow = kStepTokens / Product::kDepth * Product::kLeftStep;
-  float* output = step.output + first * step.padded_head_dim + column;
-  Vec sums[R][V];
-  CAUDEX_UNROLL
-  for (int r = 0; r < R; ++r) {
-    CAUDEX_UNROLL
-    for (int v = 0; v < V; ++v) {
-      sums[r][v] = mul(load(output + r * step.padded_head_dim + v * kWidth), splat(factors[r]));
-    }
-  }
   const std::size_t value_step = static_cast<std::size_t>(step.padded_head_dim) * 4;
   int steps = (tokens + Product::kDepth - 1) / Product::kDepth;
   for (int c = 0; steps > 0; ++c, steps -= kChunkSteps) {
@@ -150,6 +151,22 @@ inline void add_values(const AttentionStep& step, int first, int column, const f
       multiply_tile<Product>(sums, chunk_weights, kWeightsRow, values, value_step, chunk_steps, NoPrefetch{});
     }
   }
+}
+
+// Shrink the rows' outputs by their factors, then add the weighted values of the first `tokens` of the step.
+template <class Product, int R, int V, bool kFetchNext>
+inline void add_values(const AttentionStep& step, int first, int column, const float (&factors)[R],
+                       const char* weights, int tokens) {
+  float* output = step.output + first * step.padded_head_dim + column;
+  Vec sums[R][V];
+  CAUDEX_UNROLL
+  for (int r = 0; r < R; ++r) {
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] = mul(load(output + r * step.padded_head_dim + v * kWidth), splat(factors[r]));
+    }
+  }
+  multiply_values<Product, R, V, kFetchNext>(sums, step, column, weights, tokens);
   CAUDEX_UNROLL
   for (int r = 0; r < R; ++r) {
     CAUDEX_UNROLL
@@ -157,18 +174,25 @@ inline void add_values(const AttentionStep& step, int first, int column, const f
   }
 }
 
+// How many of the step's tokens any of R rows sees.
+template <int R>
+inline int tokens_seen(const AttentionStep& step, int first) {
+  int tokens = 0;
+  for (int r = 0; r < R; ++r) tokens = step.visible[first + r] > tokens ? step.visible[first + r] : tokens;
+  return tokens;
+}
+
 template <class Product, int R, bool kFetchNext>
 void attend_rows(const AttentionStep& step, int first) {
   constexpr int kWeightsRow = kStepTokens / Product::kDepth * Product::kLeftStep;
-  int tokens = 0;
-  for (int r = 0; r < R; ++r) tokens = step.visible[first + r] > tokens ? step.visible[first + r] : tokens;
+  const int tokens = tokens_seen<R>(step, first);
   if (tokens == 0) return;
   alignas(64) float scores[R][kStepTokens];
   alignas(64) char weights[R * kWeightsRow];
   float tops[R], factors[R];
-  score_rows<Product, R, kFetchNext>(step, first, scores);
+  score_rows<PlainScores<Product>, R, kFetchNext>(step, first, scores);
   CAUDEX_UNROLL
-  for (int r = 0; r < R; ++r) tops[r] = mask_row(scores[r], step.visible[first + r]);
+  for (int r = 0; r < R; ++r) tops[r] = mask_row(scores[r], step.visible[first + r]) * step.scale;
   raise_maxima(step, first, tops, factors);
   for (int r = 0; r < R; ++r) {
     if (step.visible[first + r] > 0) {
@@ -186,23 +210,31 @@ void attend_rows(const AttentionStep& step, int first) {
   }
 }
 
+template <class Product>
+struct PlainAttention {
+  template <int R, bool kFetchNext>
+  static void attend(const AttentionStep& step, int first) {
+    attend_rows<Product, R, kFetchNext>(step, first);
+  }
+};
+
 // `rows` <= R rows of a step, by the instance compiled for that number.
-template <class Product, int R, bool kFetchNext>
+template <class Attention, int R, bool kFetchNext>
 void attend_some_rows(const AttentionStep& step, int first, int rows) {
   if constexpr (R > 1) {
-    if (rows < R) return attend_some_rows<Product, R - 1, kFetchNext>(step, first, rows);
+    if (rows < R) return attend_some_rows<Attention, R - 1, kFetchNext>(step, first, rows);
   }
-  attend_rows<Product, R, kFetchNext>(step, first);
+  Attention::template attend<R, kFetchNext>(step, first);
 }
 
-template <class Product>
+template <class Attention>
 void attend_step(const AttentionStep& step) {
   for (int first = 0; first < step.rows; first += kAttentionRows) {
     const int rows = step.rows - first < kAttentionRows ? step.rows - first : kAttentionRows;
     if (first == 0 && step.next_keys[0]) {
-      attend_some_rows<Product, kAttentionRows, true>(step, first, rows);
+      attend_some_rows<Attention, kAttentionRows, true>(step, first, rows);
     } else {
-      attend_some_rows<Product, kAttentionRows, false>(step, first, rows);
+      attend_some_rows<Attention, kAttentionRows, false>(step, first, rows);
     }
   }
 }
@@ -211,14 +243,14 @@ void fold_partition(float* total_maximum, float* total_sum, float* total_output,
                     const float* sum, const float* output, int padded_head_dim) {
   if (*maximum == kMinusInfinity) return;
   const float top = *maximum > *total_maximum ? *maximum : *total_maximum;
-  const Vec total_factor = exp2(splat(*total_maximum - top));
-  const Vec factor = exp2(splat(*maximum - top));
+  const Vec total_factor = portable_exp2(splat(*total_maximum - top));
+  const Vec factor = portable_exp2(splat(*maximum - top));
   *total_maximum = top;
   for (int i = 0; i < kSumLanes; i += kWidth) {
-    store(total_sum + i, multiply_add(load(sum + i), factor, mul(load(total_sum + i), total_factor)));
+    store(total_sum + i, multiply_then_add(load(sum + i), factor, mul(load(total_sum + i), total_factor)));
   }
   for (int i = 0; i < padded_head_dim; i += kWidth) {
-    store(total_output + i, multiply_add(load(output + i), factor, mul(load(total_output + i), total_factor)));
+    store(total_output + i, multiply_then_add(load(output + i), factor, mul(load(total_output + i), total_factor)));
   }
 }
 

@@ -4,6 +4,9 @@
 namespace caudex::kernels {
 namespace {
 
+// a * b + c with the product rounded first, which every instruction set can do alike.
+inline Vec multiply_then_add(Vec a, Vec b, Vec c) { return add(mul(a, b), c); }
+
 // 2^f on [0, 1], as 1 + f * (c[0] + f * (c[1] + ...)): the least relative error for the degree, here 2e-9 and 3e-6.
 template <int kDegree>
 constexpr float kExp2[kDegree] = {};
@@ -21,6 +24,26 @@ inline Vec exp2(Vec x) {
   CAUDEX_UNROLL
   for (int i = kDegree - 2; i >= 0; --i) p = multiply_add(p, f, splat(kExp2<kDegree>[i]));
   return scale_by_power(multiply_add(p, f, splat(1.0f)), x);
+}
+
+// The same on [-1/2, 1/2], for the relative errors 2e-9 and 1e-4.
+template <int kDegree>
+constexpr float kPortableExp2[kDegree] = {};
+template <>
+constexpr float kPortableExp2<6>[6] = {6.931472029e-1f, 2.402264791e-1f, 5.550332471e-2f,
+                                       9.618437357e-3f, 1.339887458e-3f, 1.535336243e-4f};
+template <>
+constexpr float kPortableExp2<3>[3] = {6.932829284e-1f, 2.422109782e-1f, 5.500893868e-2f};
+
+// 2^x for x <= 0, to the bit on every instruction set: what is rounded is rounded to nearest, products before they are
+// added to. 2^0 is exactly 1; below about 2^-126 it is 0.
+template <int kDegree = 6>
+inline Vec portable_exp2(Vec x) {
+  const Vec f = distance_to_nearest(x);
+  Vec p = splat(kPortableExp2<kDegree>[kDegree - 1]);
+  CAUDEX_UNROLL
+  for (int i = kDegree - 2; i >= 0; --i) p = multiply_then_add(p, f, splat(kPortableExp2<kDegree>[i]));
+  return scale_by_whole_power(multiply_then_add(p, f, splat(1.0f)), nearest(x));
 }
 
 // x * sigmoid(x).

@@ -15,6 +15,10 @@
 
 #include "kernels/impl/quantized.hpp"
 
+#include "kernels/impl/hadamard.hpp"
+
+#include "kernels/impl/quantized_attention.hpp"
+
 #if defined(CAUDEX_DECODES_WEIGHTS)
 #include "kernels/impl/coded.hpp"
 #endif
@@ -37,6 +41,10 @@ constexpr KernelTable make_table(const char* name) {
 #endif
   table.quantize_f32 = quantize<float>;
   table.quantize_bf16 = quantize<bf16>;
+  table.quantize_row_f32 = quantize_row<float>;
+  table.quantize_row_bf16 = quantize_row<bf16>;
+  table.quantize_hadamard_f32 = quantize_hadamard<float>;
+  table.quantize_hadamard_bf16 = quantize_hadamard<bf16>;
   table.multiply_quantized_panel = multiply_panel<ByteProduct>;
   table.multiply_two_quantized_panels = multiply_two_panels<ByteProduct>;
   table.store_f32 = store_panel<float>;
@@ -49,8 +57,9 @@ constexpr KernelTable make_table(const char* name) {
   table.rotate = rotate;
   table.widen_bf16 = widen_bf16;
   table.round_to_bf16 = round_to_bf16;
-  table.attend_step_f32 = attend_step<F32Product>;
-  table.attend_step_bf16 = attend_step<Bf16Product>;
+  table.attend_step_f32 = attend_step<PlainAttention<F32Product>>;
+  table.attend_step_bf16 = attend_step<PlainAttention<Bf16Product>>;
+  table.attend_step_int8 = attend_step<QuantizedAttention>;
   table.fold_partition = fold_partition;
   table.finish_row_f32 = finish_row<float>;
   table.finish_row_bf16 = finish_row<bf16>;

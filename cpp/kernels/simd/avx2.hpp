@@ -27,12 +27,23 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); 
 // v - floor(v).
 inline Vec fraction(Vec v) { return _mm256_sub_ps(v, _mm256_floor_ps(v)); }
 
+// The nearest whole number, ties to even, and what is left, exact.
+inline Vec nearest(Vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec distance_to_nearest(Vec v) { return _mm256_sub_ps(v, nearest(v)); }
+
 // v * 2^floor(exponent) for an exponent from -126 to 127; 0 below, whatever v is.
 inline Vec scale_by_power(Vec v, Vec exponent) {
   const __m256i floor = _mm256_cvtps_epi32(_mm256_floor_ps(exponent));
   const __m256i biased = _mm256_add_epi32(floor, _mm256_set1_epi32(127));
   const Vec scaled = _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   return _mm256_and_ps(scaled, _mm256_cmp_ps(exponent, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
+}
+
+// v * 2^exponent for a whole exponent from -126 to 127; 0 below, and no number if v is none.
+inline Vec scale_by_whole_power(Vec v, Vec exponent) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
+  const Vec scaled = _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+  return _mm256_and_ps(scaled, _mm256_cmp_ps(exponent, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ));
 }
 inline float largest(Vec v) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -105,6 +116,7 @@ struct ByteProduct {
   struct Left {
     __m256i even, odd;
   };
+  static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
   static Right right(const char* p) {
     const __m256i weights = load_pairs(p);
@@ -119,6 +131,20 @@ struct ByteProduct {
   static Int accumulate(Int sum, Left a, Right b) {
     const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(a.even, b.even), _mm256_madd_epi16(a.odd, b.odd));
     return _mm256_add_epi32(sum, products);
+  }
+};
+
+// The same of signed bytes to the right and unsigned ones to the left.
+struct ByteValueProduct : ByteProduct {
+  static Right right(const char* p) {
+    const __m256i values = load_pairs(p);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(values, 8), 8), _mm256_srai_epi16(values, 8)};
+  }
+  static Left left(const char* p) {
+    int word;
+    __builtin_memcpy(&word, p, sizeof(word));
+    const __m256i weights = _mm256_set1_epi32(word);
+    return {_mm256_and_si256(weights, _mm256_set1_epi16(0x00ff)), _mm256_srli_epi16(weights, 8)};
   }
 };
 

@@ -28,6 +28,16 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); 
 // v - floor(v), and v * 2^floor(exponent): both also for an exponent of minus infinity, which gives 0.
 inline Vec fraction(Vec v) { return _mm512_reduce_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 inline Vec scale_by_power(Vec v, Vec exponent) { return _mm512_scalef_ps(v, exponent); }
+
+// The nearest whole number, ties to even, and what is left, exact; for minus infinity 0 is left.
+inline Vec nearest(Vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec distance_to_nearest(Vec v) { return _mm512_reduce_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// v * 2^exponent for a whole exponent from -126 to 127; 0 below, and no number if v is none.
+inline Vec scale_by_whole_power(Vec v, Vec exponent) {
+  const __mmask16 normal = _mm512_cmp_ps_mask(exponent, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(normal, v, exponent);
+}
 inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
 
 // Lanes below `count` of `v`, the others of `other`.
@@ -73,7 +83,8 @@ inline __m512i bits_of(Int v) { return reinterpret_cast<__m512i>(v); }
 inline Int bits_of(Vec v) { return reinterpret_cast<Int>(v); }
 inline Int splat_int(std::int32_t x) { return reinterpret_cast<Int>(_mm512_set1_epi32(x)); }
 inline Int and_int(Int a, Int b) { return a & b; }
-inline Int add_int(Int a, Int b) { return a + b; }
+// Wraps, as the sum of what is no number may.
+inline Int add_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_add_epi32(bits_of(a), bits_of(b))); }
 inline Int sub_int(Int a, Int b) { return a - b; }
 inline Int max_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_max_epi32(bits_of(a), bits_of(b))); }
 inline Vec to_float(Int v) { return _mm512_cvtepi32_ps(bits_of(v)); }
@@ -92,6 +103,7 @@ struct ByteProduct {
   struct Left {
     Int values;
   };
+  static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
   static Right right(const char* p) { return {reinterpret_cast<Int>(_mm512_loadu_si512(p))}; }
   static Left left(const char* p) {
@@ -101,6 +113,13 @@ struct ByteProduct {
   }
   static Int accumulate(Int sum, Left a, Right b) {
     return reinterpret_cast<Int>(_mm512_dpbusd_epi32(bits_of(sum), bits_of(b.weights), bits_of(a.values)));
+  }
+};
+
+// The same of signed bytes to the right and unsigned ones to the left.
+struct ByteValueProduct : ByteProduct {
+  static Int accumulate(Int sum, Left a, Right b) {
+    return reinterpret_cast<Int>(_mm512_dpbusd_epi32(bits_of(sum), bits_of(a.values), bits_of(b.weights)));
   }
 };
 

@@ -49,10 +49,16 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Adding and taking away 1.5 * 2^23 rounds to a whole number for any magnitude below 2^22.
-inline Vec floor(Vec v) {
+// The nearest whole number, ties to even, and what is left, exact. Adding and taking away 1.5 * 2^23 rounds any magnitude
+// below 2^22.
+inline Vec nearest(Vec v) {
   const Vec shift = splat(12582912.0f);
-  const Vec whole = (v + shift) - shift;
+  return (v + shift) - shift;
+}
+inline Vec distance_to_nearest(Vec v) { return v - nearest(v); }
+
+inline Vec floor(Vec v) {
+  const Vec whole = nearest(v);
   return choose(whole > v, whole - splat(1.0f), whole);
 }
 
@@ -65,6 +71,14 @@ inline Vec scale_by_power(Vec v, Vec exponent) {
   const Int biased = __builtin_convertvector(floor(choose(in_range, exponent, zeros())), Int) + 127;
   const Int bits = biased << 23;
   return choose(in_range, v * load_as<Vec>(&bits), zeros());
+}
+
+// v * 2^exponent for a whole exponent from -126 to 127; 0 below, and no number if v is none.
+inline Vec scale_by_whole_power(Vec v, Vec exponent) {
+  const Int in_range = exponent >= splat(-126.0f), below = exponent < splat(-126.0f);
+  const Int biased = __builtin_convertvector(choose(in_range, exponent, zeros()), Int) + 127;
+  const Int bits = biased << 23;
+  return choose(below, zeros(), v * load_as<Vec>(&bits));
 }
 inline float largest(Vec v) {
   const float low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
@@ -97,7 +111,11 @@ inline Vec odd_halves(Pairs p) { return reinterpret<Vec>(p & 0xffff0000u); }
 inline Int splat_int(std::int32_t x) { return Int{x, x, x, x}; }
 inline Int bits_of(Vec v) { return load_as<Int>(&v); }
 inline Int and_int(Int a, Int b) { return a & b; }
-inline Int add_int(Int a, Int b) { return a + b; }
+// Wraps, as the sum of what is no number may.
+inline Int add_int(Int a, Int b) {
+  const Pairs sum = load_as<Pairs>(&a) + load_as<Pairs>(&b);
+  return load_as<Int>(&sum);
+}
 inline Int sub_int(Int a, Int b) { return a - b; }
 inline Int max_int(Int a, Int b) {
   const Int larger = a > b;
@@ -122,6 +140,7 @@ struct ByteProduct {
   struct Left {
     std::int8_t values[4];
   };
+  static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
   static Right right(const char* p) {
     const Pairs bytes = load_pairs(p);
@@ -133,8 +152,24 @@ struct ByteProduct {
     return sum;
   }
 
- private:
   static Int load_int(Pairs bits) { return load_as<Int>(&bits); }
+};
+
+// The same of signed bytes to the right and unsigned ones to the left.
+struct ByteValueProduct : ByteProduct {
+  struct Left {
+    std::uint8_t values[4];
+  };
+  static Right right(const char* p) {
+    const Pairs bytes = load_pairs(p);
+    return {{load_int(bytes << 24) >> 24, load_int(bytes << 16) >> 24, load_int(bytes << 8) >> 24,
+             load_int(bytes) >> 24}};
+  }
+  static Left left(const char* p) { return load_as<Left>(p); }
+  static Int accumulate(Int sum, Left a, const Right& b) {
+    for (int i = 0; i < 4; ++i) sum += splat_int(a.values[i]) * b.weights[i];
+    return sum;
+  }
 };
 
 // Register tiles, rows x vectors: of the packed product and of attention.

@@ -14,7 +14,15 @@ import click
 
 from caudex.cli.options import ByteSize, GroupedCommand, option_group
 from caudex.cli.progress import LoadingBar
-from caudex.engine.config import AttentionName, DTypeName, EngineConfig, IndexName, SharingName, WeightsName
+from caudex.engine.config import (
+    AttentionName,
+    DTypeName,
+    EngineConfig,
+    IndexName,
+    KvCacheDTypeName,
+    SharingName,
+    WeightsName,
+)
 
 DEFAULTS = EngineConfig()
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -74,6 +82,12 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 @cache("--block-size", type=int, default=DEFAULTS.block_size, help="Token slots in a block.")
 @cache("--num-blocks", type=int, help="Size of the pool in blocks; overrides --kv-cache-memory.")
 @cache("--kv-cache-memory", type=ByteSize(), help="Size of the pool in bytes.  [default: a share of free memory]")
+@cache(
+    "--kv-cache-dtype",
+    type=click.Choice(get_args(KvCacheDTypeName)),
+    default=DEFAULTS.kv_cache_dtype,
+    help="int8 keeps twice as many tokens in the same memory, and rounds them.",
+)
 @cache("--enable-prefix-caching/--no-enable-prefix-caching", default=DEFAULTS.enable_prefix_caching)
 @cache("--index", type=click.Choice(get_args(IndexName)), default=DEFAULTS.index, help="radix also shares part blocks.")
 @cache("--policy", default=DEFAULTS.policy, help="What to evict first.")

@@ -64,6 +64,11 @@ class LayerShape:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.num_kv_heads * (self.key_size + self.value_size) * dtype.itemsize
 
+    @property
+    def quantized_bytes_per_token(self) -> int:
+        """In 8 bits, with a float32 scale for each head's key and another for its value."""
+        return self.num_kv_heads * (self.key_size + self.value_size + 2 * torch.float32.itemsize)
+
 
 class AttentionBackend(ABC):
     """Owns the KV pool of every layer and attends to it through block tables."""

@@ -13,6 +13,7 @@ DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
 IndexName: TypeAlias = Literal["radix", "hash"]
 SharingName: TypeAlias = Literal["isolated", "shared", "public", "k_anonymous"]
 WeightsName: TypeAlias = Literal["model", "int8"]
+KvCacheDTypeName: TypeAlias = Literal["auto", "int8"]
 AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
 
 
@@ -26,6 +27,8 @@ class EngineConfig:
         dtype: of weights, activations and KV. `auto` follows the checkpoint (float16 becomes bfloat16 on a CPU).
         weights: `model` multiplies with the checkpoint's own; `int8` rounds weights and activations to 8 bits, which is
             quicker and gives other outputs than the model's (docs/engine.md says how far they are). On the CPU only.
+        kv_cache_dtype: `auto` keeps keys and values in `dtype`; `int8` rounds them to 8 bits, half the memory of
+            bfloat16, and multiplies with them so (docs/engine.md says what that gives up). On the CPU only.
         block_size: token slots in one KV block.
         num_blocks: size of the KV pool in blocks; overrides `kv_cache_bytes`, which overrides a share of free memory.
         max_model_len: longest prompt plus output, in tokens; None means what the model and the pool allow.
@@ -54,6 +57,7 @@ class EngineConfig:
     served_model_name: str | None = None
     dtype: DTypeName = "auto"
     weights: WeightsName = "model"
+    kv_cache_dtype: KvCacheDTypeName = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -78,6 +82,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(DTypeName))
         _check_choice("weights", self.weights, get_args(WeightsName))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KvCacheDTypeName))
         _check_choice("index", self.index, get_args(IndexName))
         _check_choice("sharing", self.sharing, get_args(SharingName))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionName))

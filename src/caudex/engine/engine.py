@@ -146,7 +146,7 @@ class Engine:
         progress = progress or ignore_progress
         _check_events_addresses(config)
         loaded = load_model(locate_checkpoint(config.model, progress), config, progress)
-        num_blocks = choose_num_blocks(config, loaded.kv_bytes_per_token)
+        num_blocks = choose_num_blocks(config, loaded.kv_bytes_per_token(config.kv_cache_dtype))
         max_model_len = choose_max_model_len(config, loaded.position_limit, num_blocks)
         progress("Allocating the KV pool", 0, 1)
         engine = cls(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from caudex.engine.attention import ATTENTION_NAME, AttentionOptions, LayerShape, register_attention
-from caudex.engine.config import DTypeName, EngineConfig
+from caudex.engine.config import DTypeName, EngineConfig, KvCacheDTypeName
 from caudex.engine.cpu import CheckpointWeights, head_size, weight_shapes, why_unsupported
 from caudex.engine.loading import Checkpoint, Progress
 from caudex.engine.support import check_config, probe_model
@@ -47,8 +47,9 @@ class LoadedModel:
         """The longest sequence the model has positions for, if it says so."""
         return _position_limit(self.config)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_bytes_per_token(self, kv_cache_dtype: KvCacheDTypeName) -> int:
+        if kv_cache_dtype == "int8":
+            return sum(layer.quantized_bytes_per_token for layer in self.layers)
         return sum(layer.bytes_per_token(self.dtype) for layer in self.layers)
 
 

@@ -26,7 +26,7 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
     What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
-        UnsupportedModelError: the `cpu` backend is asked for, by name or by `int8` weights, and cannot serve the model,
+        UnsupportedModelError: the `cpu` backend is asked for, by name or by `int8`, and cannot serve the model,
             or an adapter was made for another model; says why.
         FileNotFoundError: there is no adapter in a folder.
     """
@@ -34,15 +34,22 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
     obstacle = why_not_cpu(loaded)
     if config.attention_backend == "cpu" and obstacle is not None:
         raise UnsupportedModelError(f"attention_backend is 'cpu', but {obstacle}; use 'torch' or 'auto'")
-    if config.weights == "int8" and (obstacle or config.attention_backend == "torch"):
-        reason = obstacle or "attention_backend is 'torch'"
-        raise UnsupportedModelError(
-            f"weights are to be int8, which only the compiled CPU kernels multiply with, but {reason}; "
-            f"serve {loaded.name} (model type {loaded.config.model_type!r}) with weights 'model'"
-        )
     if config.attention_backend == "torch" or obstacle is not None:
+        _check_in_full_precision(loaded, config, obstacle or "attention_backend is 'torch'")
         return _torch_runner(loaded, adapters, config, num_blocks)
     return _cpu_runner(loaded, adapters, config, num_blocks, max_model_len)
+
+
+def _check_in_full_precision(loaded: LoadedModel, config: EngineConfig, reason: str) -> None:
+    for setting, value, otherwise in (
+        ("weights", config.weights, "model"),
+        ("kv_cache_dtype", config.kv_cache_dtype, "auto"),
+    ):
+        if value != otherwise:
+            raise UnsupportedModelError(
+                f"{setting} is {value!r}, which only the compiled CPU kernels multiply with, but {reason}; "
+                f"serve {loaded.name} (model type {loaded.config.model_type!r}) with {setting} {otherwise!r}"
+            )
 
 
 def why_not_cpu(loaded: LoadedModel) -> str | None:
@@ -84,6 +91,7 @@ def _cpu_runner(
         shape.num_kv_heads,
         shape.key_size,
         loaded.dtype,
+        quantized=config.kv_cache_dtype == "int8",
         threads=threads,
     )
     if why_unsupported(loaded.config, max_model_len) is None:

@@ -78,10 +78,13 @@ def new_pool(
     block_size: int = 16,
     num_blocks: int = 64,
     num_layers: int = 1,
+    quantized: bool = False,
     threads: ThreadPool = THREADS,
     isa: str = "auto",
 ) -> KvPool:
-    return KvPool(num_layers, num_blocks, block_size, kv_heads, head_dim, dtype, threads=threads, isa=isa)
+    return KvPool(
+        num_layers, num_blocks, block_size, kv_heads, head_dim, dtype, quantized=quantized, threads=threads, isa=isa
+    )
 
 
 def blocks_for(num_tokens: int, block_size: int, first: int = 0) -> np.ndarray:

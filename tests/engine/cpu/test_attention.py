@@ -46,11 +46,12 @@ def test_equals_the_twin(
 
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("chunks", [[1] * 300, [7] * 43, [64] * 5, [100] * 3, [257, 43], [299, 1]])
-def test_any_chunking_gives_the_same_bits(isa: str, dtype: torch.dtype, chunks: list[int]) -> None:
+def test_any_chunking_gives_the_same_bits(isa: str, dtype: torch.dtype, quantized: bool, chunks: list[int]) -> None:
     prompt = random_prompt(300, 6, 2, 32, dtype, generator(2))
-    expected = whole(new_pool(2, 32, dtype, isa=isa), prompt)
-    pool = new_pool(2, 32, dtype, isa=isa)
+    expected = whole(new_pool(2, 32, dtype, quantized=quantized, isa=isa), prompt)
+    pool = new_pool(2, 32, dtype, quantized=quantized, isa=isa)
     rows, start = [], 0
     for chunk in chunks:
         end = min(start + chunk, len(prompt))
@@ -63,6 +64,7 @@ def test_any_chunking_gives_the_same_bits(isa: str, dtype: torch.dtype, chunks: 
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=5),
     dtype=st.sampled_from(DTYPES),
+    quantized=st.booleans(),
     isa=st.sampled_from(available_isas()),
     block_size=st.sampled_from([1, 3, 16, 32, 256]),
     num_threads=st.sampled_from([1, 2, 3]),
@@ -72,6 +74,7 @@ def test_any_chunking_gives_the_same_bits(isa: str, dtype: torch.dtype, chunks: 
 def test_batch_mates_and_blocks_do_not_matter(
     lengths: list[int],
     dtype: torch.dtype,
+    quantized: bool,
     isa: str,
     block_size: int,
     num_threads: int,
@@ -80,12 +83,16 @@ def test_batch_mates_and_blocks_do_not_matter(
 ) -> None:
     """Random chunks of random prompts, packed in random order over shuffled blocks, against each prompt alone."""
     prompts = [random_prompt(n, 4, 2, 16, dtype, generator(seed + i)) for i, n in enumerate(lengths)]
-    expected = [whole(new_pool(2, 16, dtype, isa=isa, num_blocks=32), prompt) for prompt in prompts]
+    expected = [
+        whole(new_pool(2, 16, dtype, quantized=quantized, isa=isa, num_blocks=32), prompt) for prompt in prompts
+    ]
     sizes = [-(-n // block_size) for n in lengths]
     order = np.random.default_rng(seed).permutation(sum(sizes)).astype(np.int32)
     tables = np.split(order, np.cumsum(sizes)[:-1])
     threads = ThreadPool(num_threads)
-    pool = new_pool(2, 16, dtype, isa=isa, block_size=block_size, num_blocks=sum(sizes), threads=threads)
+    pool = new_pool(
+        2, 16, dtype, quantized=quantized, isa=isa, block_size=block_size, num_blocks=sum(sizes), threads=threads
+    )
     done = [0] * len(prompts)
     outputs: list[list[torch.Tensor]] = [[] for _ in prompts]
     while any(d < n for d, n in zip(done, lengths, strict=True)):
@@ -105,12 +112,13 @@ def test_batch_mates_and_blocks_do_not_matter(
 
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_sharing_a_prefix_gives_the_same_bits(isa: str, dtype: torch.dtype, num_threads: int) -> None:
+def test_sharing_a_prefix_gives_the_same_bits(isa: str, dtype: torch.dtype, quantized: bool, num_threads: int) -> None:
     """Sequences whose tables branch like a tree, decoding together, against each one alone in a pool of its own."""
     torch_generator = generator(3)
     trunk = random_prompt(512, 6, 2, 32, dtype, torch_generator)
-    pool = new_pool(2, 32, dtype, num_blocks=200, threads=ThreadPool(num_threads), isa=isa)
+    pool = new_pool(2, 32, dtype, num_blocks=200, threads=ThreadPool(num_threads), quantized=quantized, isa=isa)
     trunk_table = blocks_for(512, 16)
     run_step(pool, [Part(trunk, 0, 512, trunk_table)])
     parts, expected, free = [], [], 32
@@ -122,18 +130,19 @@ def test_sharing_a_prefix_gives_the_same_bits(isa: str, dtype: torch.dtype, num_
         if own > 1:
             run_step(pool, [Part(prompt, shared, len(prompt) - 1, table)])
         parts.append(Part(prompt, len(prompt) - 1, len(prompt), table))
-        expected.append(whole(new_pool(2, 32, dtype, isa=isa), prompt)[-1:])
+        expected.append(whole(new_pool(2, 32, dtype, quantized=quantized, isa=isa), prompt)[-1:])
     for alone, together in zip(expected, run_step(pool, parts), strict=True):
         assert torch.equal(alone, together)
 
 
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("block_size", [7, 16])
-def test_a_nan_in_stale_slots_does_not_spread(isa: str, dtype: torch.dtype, block_size: int) -> None:
+def test_a_nan_in_stale_slots_does_not_spread(isa: str, dtype: torch.dtype, quantized: bool, block_size: int) -> None:
     prompt = random_prompt(150, 4, 2, 24, dtype, generator(4))
-    expected = whole(new_pool(2, 24, dtype, block_size=block_size, isa=isa), prompt)
-    pool = new_pool(2, 24, dtype, block_size=block_size, isa=isa, num_blocks=30)
+    expected = whole(new_pool(2, 24, dtype, block_size=block_size, quantized=quantized, isa=isa), prompt)
+    pool = new_pool(2, 24, dtype, block_size=block_size, quantized=quantized, isa=isa, num_blocks=30)
     poison = Prompt(*(torch.full_like(t[:1], float("nan")).expand(200, -1, -1) for t in vars(prompt).values()))
     whole(pool, poison, blocks_for(200, block_size))
     table = blocks_for(150, block_size)

@@ -12,10 +12,11 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("block_size", [1, 16, 24])
-def test_copied_and_imported_blocks_hold_the_same_bits(dtype: torch.dtype, block_size: int) -> None:
+def test_copied_and_imported_blocks_hold_the_same_bits(dtype: torch.dtype, quantized: bool, block_size: int) -> None:
     prompt = random_prompt(100, 4, 2, 20, dtype, torch.Generator().manual_seed(0))
-    pool = new_pool(2, 20, dtype, block_size=block_size, num_blocks=250, num_layers=2)
+    pool = new_pool(2, 20, dtype, block_size=block_size, num_blocks=250, num_layers=2, quantized=quantized)
     table = blocks_for(100, block_size)
     for layer in range(2):
         run_step(pool, [Part(prompt, 0, 99, table)], layer)
@@ -23,7 +24,7 @@ def test_copied_and_imported_blocks_hold_the_same_bits(dtype: torch.dtype, block
 
     copied = table + len(table)
     pool.copy_blocks(zip(table.tolist(), copied.tolist(), strict=True))
-    other = new_pool(2, 20, dtype, block_size=block_size, num_blocks=250, num_layers=2)
+    other = new_pool(2, 20, dtype, block_size=block_size, num_blocks=250, num_layers=2, quantized=quantized)
     for block in table.tolist():
         data = pool.export_block(block)
         assert len(data) == pool.block_bytes
@@ -40,6 +41,11 @@ def test_a_block_takes_what_its_slots_need() -> None:
     pool = new_pool(3, 64, torch.bfloat16, num_layers=30, num_blocks=1000)
     assert pool.block_bytes == 16 * 23_040
     assert pool.num_bytes == 1000 * pool.block_bytes
+
+
+def test_a_quantized_block_takes_a_byte_an_element_and_two_scales_a_token() -> None:
+    pool = new_pool(3, 64, torch.bfloat16, num_layers=30, quantized=True)
+    assert pool.block_bytes == 16 * 30 * 3 * 2 * (64 + 4)
 
 
 def test_untouched_blocks_take_no_memory() -> None:

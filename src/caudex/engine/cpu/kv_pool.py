@@ -31,6 +31,8 @@ class KvPool:
     Args:
         num_layers, num_blocks, block_size, num_kv_heads, head_dim: sizes; block_size is 1 to 256, head_dim up to 1024.
         dtype: torch.float32 or torch.bfloat16, of keys, values, queries and outputs.
+        quantized: keep keys and values in 8 bits, one scale for each token's in each head: about half the memory of
+            bfloat16. What is kept of a token depends on that token alone; every instruction set gives the same bits.
         threads: what to run on; None makes a pool of one thread for each CPU.
         isa: instruction set, from `available_isas()`; "auto" takes the best or the environment's CAUDEX_ISA.
 
@@ -48,6 +50,7 @@ class KvPool:
         head_dim: int,
         dtype: torch.dtype,
         *,
+        quantized: bool = False,
         threads: ThreadPool | None = None,
         isa: str = "auto",
     ) -> None:
@@ -59,8 +62,11 @@ class KvPool:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
+        self.quantized = quantized
         self.threads = threads if threads is not None else ThreadPool()
-        self.native = _core.KvPool(num_layers, num_blocks, block_size, num_kv_heads, head_dim, DTYPE_NAMES[dtype])
+        self.native = _core.KvPool(
+            num_layers, num_blocks, block_size, num_kv_heads, head_dim, DTYPE_NAMES[dtype], quantized, isa
+        )
         self.attention = _core.PagedAttention(self.native, self.threads.native, isa)
 
     @property
