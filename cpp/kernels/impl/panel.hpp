@@ -55,20 +55,20 @@ inline void multiply_into(const PanelProduct& product, int first, const Columns<
   }
 }
 
-// The same of quantized rows and weights. A group's sums fill the registers: what they come to is added up in memory.
+// The same of quantized rows and weights: a group's sums are in registers, and so are their totals, as far as there are
+// registers left.
 template <int R, int V, class Prefetch>
 inline void multiply_groups_into(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
   constexpr int kGroupBytes = kGroupSteps * kPanelColumns * 4;
   const std::size_t left_row = product.left_row;
   const char* left = product.left + first * left_row;
   const char* weights[V];
-  float* totals[V];
+  Vec totals[R][V];
   CAUDEX_UNROLL
   for (int v = 0; v < V; ++v) {
     weights[v] = columns.weights(product, v);
-    totals[v] = columns.sums(product, first, v);
     CAUDEX_UNROLL
-    for (int r = 0; r < R; ++r) store(totals[v] + r * kPanelColumns, zeros());
+    for (int r = 0; r < R; ++r) totals[r][v] = zeros();
   }
   for (int group = product.steps / kGroupSteps; group > 0; --group, left += sizeof(QuantizedGroup)) {
     const auto row = [&](int r) { return reinterpret_cast<const QuantizedGroup*>(left + r * left_row); };
@@ -84,10 +84,7 @@ inline void multiply_groups_into(const PanelProduct& product, int first, const C
     for (int r = 0; r < R; ++r) {
       const Vec scale = splat(row(r)->scale);
       CAUDEX_UNROLL
-      for (int v = 0; v < V; ++v) {
-        float* total = totals[v] + r * kPanelColumns;
-        store(total, add(load(total), mul(to_float(sums[r][v]), scale)));
-      }
+      for (int v = 0; v < V; ++v) totals[r][v] = add(totals[r][v], mul(to_float(sums[r][v]), scale));
     }
     CAUDEX_UNROLL
     for (int v = 0; v < V; ++v) weights[v] += kGroupBytes;
@@ -96,10 +93,7 @@ inline void multiply_groups_into(const PanelProduct& product, int first, const C
   for (int v = 0; v < V; ++v) {
     const Vec scale = load(product.scales + columns.at[v]);
     CAUDEX_UNROLL
-    for (int r = 0; r < R; ++r) {
-      float* total = totals[v] + r * kPanelColumns;
-      store(total, mul(load(total), scale));
-    }
+    for (int r = 0; r < R; ++r) store(columns.sums(product, first + r, v), mul(totals[r][v], scale));
   }
 }
 
@@ -131,18 +125,28 @@ inline void multiply_some_rows(const PanelProduct& product, int first, int rows,
   multiply_rows<Product, R>(product, first, prefetch);
 }
 
-// Passes of nearly equal height, so that 13 rows cost 7 + 6 and not 12 + 1. The first brings the panel into the cache.
+// Rows of the pass that waits for the panel, and brings it into the cache; so many are left for the passes after it that
+// they take nearly as many each: 13 rows cost 7 + 6 and not 12 + 1. Of quantized rows the first pass takes all that it
+// can, which hides the wait; the others then leave room in the registers for their totals.
+template <class Product>
+inline int first_pass(int rows) {
+  if (rows <= kProductRows || std::is_same_v<Product, ByteProduct>) return rows < kProductRows ? rows : kProductRows;
+  return rows / ((rows + kProductRows - 1) / kProductRows);
+}
+
 template <class Product>
 void multiply_panel(const PanelProduct& product) {
-  const int passes = (product.rows + kProductRows - 1) / kProductRows;
+  constexpr int kPassRows = std::is_same_v<Product, ByteProduct> ? kQuantizedRows : kProductRows;
+  const int first = first_pass<Product>(product.rows);
+  if (first >= StreamPrefetch::kLeastRows) {
+    multiply_some_rows<Product, kProductRows>(product, 0, first, StreamPrefetch{product.panel});
+  } else {
+    multiply_some_rows<Product, kProductRows>(product, 0, first, NoPrefetch{});
+  }
+  const int left = product.rows - first, passes = (left + kPassRows - 1) / kPassRows;
   for (int pass = 0; pass < passes; ++pass) {
-    const int first = product.rows * pass / passes;
-    const int rows = product.rows * (pass + 1) / passes - first;
-    if (pass == 0 && rows >= StreamPrefetch::kLeastRows) {
-      multiply_some_rows<Product, kProductRows>(product, first, rows, StreamPrefetch{product.panel});
-    } else {
-      multiply_some_rows<Product, kProductRows>(product, first, rows, NoPrefetch{});
-    }
+    const int begin = left * pass / passes, end = left * (pass + 1) / passes;
+    multiply_some_rows<Product, kPassRows>(product, first + begin, end - begin, NoPrefetch{});
   }
 }
 
@@ -159,10 +163,10 @@ inline void multiply_rows_twice(const PanelProduct& product, int first, int rows
 }
 
 // Half as many loads a product as `multiply_panel`, in the same order of sums. Where there are registers for 4 vectors
-// of 6 rows only; elsewhere one panel after the other.
+// of 6 rows only; elsewhere, and for quantized panels, of which one stays in the first-level cache, one after the other.
 template <class Product>
 void multiply_two_panels(const PanelProduct& product) {
-  if constexpr (kAttentionVectors == 4 && kAttentionRows == 6) {
+  if constexpr (kAttentionVectors == 4 && kAttentionRows == 6 && !std::is_same_v<Product, ByteProduct>) {
     for (int first = 0; first < product.rows; first += kAttentionRows) {
       const int left = product.rows - first;
       multiply_rows_twice<Product, kAttentionRows>(product, first, left < kAttentionRows ? left : kAttentionRows);

@@ -150,6 +150,7 @@ struct ByteValueProduct : ByteProduct {
 
 // Register tiles, rows x vectors: of the packed product and of attention.
 constexpr int kProductRows = 5, kProductVectors = 2;
+constexpr int kQuantizedRows = 5;
 constexpr int kAttentionRows = 5, kAttentionVectors = 2;
 
 }  // namespace

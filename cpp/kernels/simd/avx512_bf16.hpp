@@ -143,6 +143,7 @@ inline void decode_pair(__m512i (&weights)[4], const char* coded, __m512i upper_
 
 // Register tiles, rows x vectors: of the packed product and of attention.
 constexpr int kProductRows = 12, kProductVectors = 2;
+constexpr int kQuantizedRows = 6;
 constexpr int kAttentionRows = 6, kAttentionVectors = 4;
 
 }  // namespace

@@ -175,9 +175,11 @@ struct ByteValueProduct : ByteProduct {
 // Register tiles, rows x vectors: of the packed product and of attention.
 #if defined(__aarch64__)
 constexpr int kProductRows = 6, kProductVectors = 4;
+constexpr int kQuantizedRows = 6;
 constexpr int kAttentionRows = 6, kAttentionVectors = 4;
 #else
 constexpr int kProductRows = 3, kProductVectors = 4;
+constexpr int kQuantizedRows = 3;
 constexpr int kAttentionRows = 3, kAttentionVectors = 4;
 #endif
 
