@@ -23,6 +23,7 @@ from caudex.cache import PrefixCache
 from caudex.engine.batch import Int32Array, StepBatch
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine import Engine
+from caudex.engine.kv_memory import KvMemory
 from caudex.engine.loading import ignore_progress, locate_checkpoint
 from caudex.engine.model import load_model
 from caudex.engine.runner import ModelRunner
@@ -44,6 +45,10 @@ class TimedRunner(ModelRunner):
         self.model_seconds = 0.0
         self.other_seconds = 0.0
         self._left_at: float | None = None
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._inner.kv_memory
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._inner.copy_blocks(copies)

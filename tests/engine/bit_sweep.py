@@ -5,8 +5,9 @@
 A round takes one model (architecture, type, with adapters or without) and some requests that ask for anything a request
 may ask for, and serves each alone by an engine without a cache. Then engines with random settings serve them in bursts:
 cold, cached, partly cached, evicted and computed again, computed by another, in a batch of one or sixteen, cut into any
-chunks, preempted, beside cancelled ones, as samples that branch off one prompt. Every answer must have the same tokens,
-log-probabilities, scores of the prompt, text and reason to end, to the last bit.
+chunks, preempted, fetched from a disk that it shares with others, beside cancelled ones, as samples that branch off one
+prompt. Every answer must have the same tokens, log-probabilities, scores of the prompt, text and reason to end, to the
+last bit.
 """
 
 from __future__ import annotations
@@ -163,6 +164,17 @@ def serve_burst(engine: Engine, rng: random.Random, cases: list[Case], first: in
     return len(served)
 
 
+def play_bursts(engine: Engine, rng: random.Random, cases: list[Case], num_bursts: int, tally: Tally) -> None:
+    serial = 0
+    for _ in range(num_bursts):
+        serial += serve_burst(engine, rng, cases, serial, tally)
+        if rng.random() < 0.1:
+            engine.reset_prefix_cache()
+    assert_nothing_leaked(engine)
+    tally.servings["preempted"] += engine.stats().preemptions
+    tally.servings["tokens from a tier"] += engine.stats().tier_hits
+
+
 def play_round(
     rng: random.Random,
     directory: Path,
@@ -172,8 +184,12 @@ def play_round(
     numerics: dict[str, Any],
     num_engines: int = 2,
     num_bursts: int = 4,
+    share_with_tier: float = 0.5,
 ) -> None:
-    """One model and twenty-four requests, served in some bursts by each of some engines."""
+    """One model and twenty-four requests, served in some bursts by each of some engines.
+
+    All engines of a model that have a tier have the same folder, whatever their settings, types and adapters.
+    """
     stems = [[rng.randrange(256) for _ in range(90)] for _ in range(3)]
     cases = [draw_case(rng, stems, bool(adapters)) for _ in range(16)]
     for _ in range(8):
@@ -190,14 +206,13 @@ def play_round(
         for serial, case in enumerate(cases):
             case.bits = bits_of(submit(engine, case, serial))
     for _ in range(num_engines):
-        with running_engine(**common, **draw_settings(rng)) as engine:
-            serial = 0
-            for _ in range(num_bursts):
-                serial += serve_burst(engine, rng, cases, serial, tally)
-                if rng.random() < 0.1:
-                    engine.reset_prefix_cache()
-            assert_nothing_leaked(engine)
-            tally.servings["preempted"] += engine.stats().preemptions
+        settings = draw_settings(rng)
+        with_tier = settings["enable_prefix_caching"] and rng.random() < share_with_tier
+        if with_tier:
+            settings["kv_tiers"] = (f"disk:{directory}-kv,size=2M",)
+        for _ in range(2 if with_tier else 1):  # The second one finds what the first has left on disk.
+            with running_engine(**common, **settings) as engine:
+                play_bursts(engine, rng, cases, num_bursts, tally)
 
 
 def save_model(architecture: str, directory: Path) -> Path:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from caudex.engine.batch import StepBatch
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine import Engine
+from caudex.engine.kv_memory import KvMemory
 from caudex.engine.runner import ModelRunner
 from caudex.engine.types import EngineDeadError, GenerationRequest, SamplingParams
 
@@ -321,6 +322,10 @@ class FailingRunner(ModelRunner):
 
     def __init__(self, inner: ModelRunner, bad: set[int]) -> None:
         self.inner, self.bad, self.num_steps = inner, bad, 0
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self.inner.kv_memory
 
     def copy_blocks(self, copies: object) -> None:
         self.inner.copy_blocks(copies)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from caudex.tiers import BlockFormat
+from caudex.tiers.block_format import BlockFormat
 
 FORMAT = BlockFormat(num_tokens=16, num_bytes=4096)
 

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from caudex.cache import block_keys
-from caudex.tiers import BlockStore, HeldBlock, KeyChain, Tier, TierStack, fingerprint, key_scope, parse_store
 from caudex.tiers.disk_store import DiskStore
+from caudex.tiers.keys import KeyChain, fingerprint, key_scope
 from caudex.tiers.memory_store import MemoryStore
-from caudex.tiers.store import BlockKey
+from caudex.tiers.stack import HeldBlock, TierStack
+from caudex.tiers.store import BlockKey, BlockStore
+from caudex.tiers.store_spec import parse_store
+from caudex.tiers.tier import Tier
 from caudex.tiers.valkey_store import ValkeyStore
 
 from .conftest import FORMAT, ValkeyServer, a_block, a_key
@@ -56,6 +59,10 @@ class SlowStore(MemoryStore):
 
 def fill(store: BlockStore, numbers: range, scope: bytes = SCOPE) -> None:
     store.put_many([(KEYS[number], FORMAT.encode(scope, KEYS[number], BLOCKS[number])) for number in numbers])
+
+
+def blocks_at(places: range) -> dict[int, bytes]:
+    return {place: BLOCKS[place] for place in places}
 
 
 def fetched(stack: TierStack, start: int = 0, scope: bytes = SCOPE, until: float = FAR_OFF) -> list[bytes]:
@@ -131,7 +138,7 @@ def test_what_is_held_is_not_fetched_again() -> None:
 
 def test_blocks_are_written_once_and_again_when_they_are_gone(tmp_path: Path) -> None:
     tier = Tier(DiskStore(tmp_path, 2**24), FORMAT)
-    tier.offer(SCOPE, KEYS[:8], 3, BLOCKS[3:8])
+    tier.offer(SCOPE, KEYS[:8], blocks_at(range(3, 8)))
     assert [tier.lacks(key) for key in KEYS[:9]] == [True] * 3 + [False] * 5 + [True]
     tier.close(10)
     assert (tier.stats.written, tier.stats.dropped) == (5, 0)
@@ -149,7 +156,7 @@ def test_what_there_is_no_room_for_is_dropped() -> None:
     store = SlowStore(delay=0.2)
     tier = Tier(store, FORMAT, queued_bytes=10 * FORMAT.num_bytes)
     for start in range(0, 40, 10):
-        tier.offer(SCOPE, KEYS[: start + 10], start, BLOCKS[start : start + 10])
+        tier.offer(SCOPE, KEYS[: start + 10], blocks_at(range(start, start + 10)))
     tier.close(10)
     assert tier.stats.written == 10
     assert tier.stats.dropped == 30
@@ -186,7 +193,7 @@ def test_a_store_that_cannot_be_written_to_is_still_read() -> None:
     fill(store, range(4))
     tier = Tier(store, FORMAT)
     store.fails = True
-    tier.offer(SCOPE, KEYS[:10], 4, BLOCKS[4:10])
+    tier.offer(SCOPE, KEYS[:10], blocks_at(range(4, 10)))
     while not tier.stats.dropped:
         time.sleep(0.01)
     assert not tier.lacks(KEYS[20]), "what cannot be written is not offered"
@@ -237,7 +244,7 @@ def test_damage_in_valkey_is_a_miss_that_is_mended(valkey: ValkeyServer) -> None
     assert fetched(stack) == BLOCKS[:6]
     assert tier.stats.corrupt == 1
     assert tier.lacks(KEYS[6])
-    tier.offer(SCOPE, KEYS[:7], 6, BLOCKS[6:7])
+    tier.offer(SCOPE, KEYS[:7], blocks_at(range(6, 7)))
     tier.close(10)
     assert fetched(TierStack([Tier(ValkeyStore(valkey.url), FORMAT)], FORMAT)) == BLOCKS[:10]
 
@@ -249,14 +256,19 @@ def test_valkey_killed_in_the_middle_of_reads_and_writes(valkey: ValkeyServer) -
     fill(ValkeyStore(valkey.url), range(40))
     killer = threading.Timer(0.05, valkey.kill)
     killer.start()
+    num_offered = 0
     while not tier.stats.errors:
         blocks = fetched(stack)
         assert blocks == BLOCKS[: len(blocks)]
-        tier.offer(SCOPE, KEYS[:5], 0, BLOCKS[:5])
+        tier.offer(SCOPE, KEYS[:5], blocks_at(range(5)))
+        num_offered += 5
     killer.join()
+    while tier.stats.written + tier.stats.dropped < num_offered:
+        time.sleep(0.01)
     valkey.start()
     while not tier.is_readable:
         time.sleep(0.01)
+    stack = TierStack([tier], FORMAT)  # Which holds nothing of what the first one has fetched.
     assert fetched(stack) == [], "a server without a disk comes back empty"
     fill(ValkeyStore(valkey.url), range(40))
     assert fetched(stack) == BLOCKS

@@ -39,6 +39,7 @@ Examples:
   caudex serve Qwen/Qwen3-0.6B --port 8123        a model from the Hugging Face hub
   caudex serve model.gguf --kv-cache-memory 4GiB  a GGUF file, with a cache of 4 GiB
   caudex serve --lora-adapter law=adapters/law    a LoRA adapter beside the model, as model 'law'
+  caudex serve --kv-tier disk:/var/tmp/kv         what was computed is found again after a restart
   CAUDEX_API_KEY=secret caudex serve              any option, from the environment
 
 \b
@@ -97,6 +98,14 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 )
 @cache("--kv-events-replay-endpoint", metavar="ADDRESS", help="Where followers ask for events they missed.")
 @cache("--kv-events-topic", default=DEFAULTS.kv_events_topic, help="First frame of each batch of events.")
+@cache(
+    "--kv-tier",
+    "kv_tiers",
+    multiple=True,
+    metavar="STORE",
+    help="Keep blocks beyond the pool, found again after eviction and restart: disk:PATH[,size=10GiB], or "
+    "valkey://HOST[:PORT][,ttl=SECONDS] for all replicas, or memory[,size=1GiB]. Repeat it; asked in this order.",
+)
 @batching("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, help="Requests that run at once.")
 @batching("--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, help="Tokens in one step.")
 @batching("--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older.")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from caudex.engine.batch import Int32Array, StepBatch
+from caudex.engine.kv_memory import KvMemory
 
 ATTENTION_NAME = "caudex_paged"
 
@@ -72,6 +73,11 @@ class LayerShape:
 
 class AttentionBackend(ABC):
     """Owns the KV pool of every layer and attends to it through block tables."""
+
+    @property
+    @abstractmethod
+    def kv_memory(self) -> KvMemory:
+        """The pool's blocks as bytes."""
 
     @abstractmethod
     def copy_blocks(self, copies: Int32Array) -> None:

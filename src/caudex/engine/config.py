@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from caudex.engine.types import check_range
+from caudex.tiers.store_spec import parse_store
 
 DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
 IndexName: TypeAlias = Literal["radix", "hash"]
@@ -41,6 +42,8 @@ class EngineConfig:
             nothing.
         kv_events_replay_endpoint: where followers may ask for what they missed; None keeps no history for them.
         kv_events_topic: the first frame of every batch, for subscribers that choose by it.
+        kv_tiers: where blocks are kept besides the pool, in the order in which they are asked:
+            `disk:PATH[,size=10GiB]`, `valkey://HOST[:PORT][,ttl=SECONDS]`, `memory[,size=1GiB]` (docs/tiers.md).
         attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
         num_threads: of the compiled kernels and PyTorch; None means one a core.
         max_overtakes: the most younger requests that are ever admitted before a waiting one (see Scheduler).
@@ -71,6 +74,7 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    kv_tiers: tuple[str, ...] = ()
     attention_backend: AttentionName = "auto"
     num_threads: int | None = None
     max_overtakes: int = 64
@@ -94,6 +98,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 1, None)
         self._check_kv_events()
+        self._check_kv_tiers()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
@@ -107,6 +112,12 @@ class EngineConfig:
                     raise ValueError(f"{name} is {value!r} but there is no kv_events_endpoint to publish on")
         elif not self.enable_prefix_caching:
             raise ValueError("kv_events_endpoint is set but prefix caching is off: there would be nothing to publish")
+
+    def _check_kv_tiers(self) -> None:
+        for text in self.kv_tiers:
+            parse_store(text)
+        if self.kv_tiers and not self.enable_prefix_caching:
+            raise ValueError(f"kv_tiers are {', '.join(self.kv_tiers)} but prefix caching is off: nothing may be kept")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

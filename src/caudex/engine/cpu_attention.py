@@ -10,6 +10,7 @@ from torch import Tensor
 from caudex.engine.attention import AttentionBackend, AttentionOptions, LayerAttention
 from caudex.engine.batch import Int32Array, StepBatch
 from caudex.engine.cpu import BatchMetadata, KvPool
+from caudex.engine.kv_memory import KvMemory
 
 
 class CpuAttention(AttentionBackend):
@@ -21,6 +22,10 @@ class CpuAttention(AttentionBackend):
     def __init__(self, pool: KvPool, num_heads: int) -> None:
         self._pool = pool
         self._num_heads = num_heads
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._pool
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._pool.copy_blocks((source, target) for source, target, _ in copies.tolist())

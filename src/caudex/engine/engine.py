@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
 from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
 from caudex.engine.grammar import GrammarCompiler
+from caudex.engine.kv_fingerprint import adapter_digests, kv_fingerprint
+from caudex.engine.kv_memory import KvMemory
+from caudex.engine.kv_tiers import KvTiers
 from caudex.engine.loading import Progress, ignore_progress, locate_checkpoint
 from caudex.engine.memory import choose_max_model_len, choose_num_blocks
 from caudex.engine.model import load_model
@@ -40,6 +44,8 @@ from caudex.engine.types import (
     RequestOutput,
     SamplingParams,
 )
+from caudex.tiers.store import BlockStore
+from caudex.tiers.store_spec import parse_store
 
 _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 30.0
@@ -102,6 +108,7 @@ class Engine:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: Collection[int] = (),
+        tiers: KvTiers | None = None,
     ) -> None:
 
         self.config = config
@@ -116,14 +123,18 @@ class Engine:
         self._known_ids: set[str] = set()
         self._num_submitted = 0
         self._error: BaseException | None = None
+        self._tiers = tiers
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_overtakes=config.max_overtakes,
             shares=config.enable_prefix_caching,
+            tiers=tiers,
         )
-        self._loop = EngineLoop(runner, cache, scheduler, self._known_ids.discard, check_invariants=config.debug)
+        self._loop = EngineLoop(
+            runner, cache, scheduler, self._known_ids.discard, check_invariants=config.debug, tiers=tiers
+        )
         self._thread = threading.Thread(target=self._run, name="caudex-engine", daemon=True)
         self._events = _publish_events(config, cache)
 
@@ -139,27 +150,32 @@ class Engine:
             UnsupportedModelError: the model is none that can be served; the message says why.
             FileNotFoundError: there is no such model.
             ValueError: the pool or the longest length cannot be as configured.
-            OSError: the address to publish KV events on is taken or not this machine's.
-            ImportError: KV events are to be published, and pyzmq is missing.
+            OSError: the address to publish KV events on is taken or not this machine's, or a tier's folder cannot be
+                used.
+            ImportError: KV events are to be published, or a tier is to be used, and a library for it is missing.
         """
 
         progress = progress or ignore_progress
         _check_events_addresses(config)
-        loaded = load_model(locate_checkpoint(config.model, progress), config, progress)
+        stores = [parse_store(text).open() for text in config.kv_tiers]
+        checkpoint = locate_checkpoint(config.model, progress)
+        loaded = load_model(checkpoint, config, progress)
         num_blocks = choose_num_blocks(config, loaded.kv_bytes_per_token(config.kv_cache_dtype))
         max_model_len = choose_max_model_len(config, loaded.position_limit, num_blocks)
         progress("Allocating the KV pool", 0, 1)
+        runner = make_runner(loaded, config, num_blocks, max_model_len)
         engine = cls(
             config,
             model_name=loaded.name,
             tokenizer=loaded.tokenizer,
-            runner=make_runner(loaded, config, num_blocks, max_model_len),
+            runner=runner,
             cache=PrefixCache(
                 num_blocks, config.block_size, index=config.index, policy=config.policy, sharing=config.sharing
             ),
             vocab_size=loaded.vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=loaded.eos_token_ids,
+            tiers=_open_tiers(stores, config, checkpoint.directory, runner.kv_memory) if stores else None,
         )
         progress("Allocating the KV pool", 1, 1)
         return engine
@@ -270,15 +286,18 @@ class Engine:
         self._loop.after_outputs.append(callback)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges as they were after the last step."""
-        return self._loop.stats
+        """Counters and gauges as they were after the last step, and the tiers' of now."""
+        stats = self._loop.stats
+        return stats if self._tiers is None else replace(stats, kv_tiers=self._tiers.stats())
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached block that no running request uses, before the next step."""
+        """Forget every cached block that no running request uses, before the next step; tiers keep what they have."""
         self._loop.commands.put(ResetCache())
 
     def shutdown(self, drain: bool = True, timeout: float | None = None) -> bool:
-        """Stop taking requests, end the thread, and publish the last KV events; True if the thread has ended.
+        """Stop taking requests, end the thread, publish the last KV events, and store the last blocks.
+
+        True if the thread has ended.
 
         Args:
             drain: finish what is queued and running first; False aborts it.
@@ -292,6 +311,8 @@ class Engine:
         finally:
             if self._events is not None:
                 self._events.close()
+            if self._tiers is not None:
+                self._tiers.close()
 
     @property
     def is_alive(self) -> bool:
@@ -370,6 +391,17 @@ def _probe(probe: socket.socket, address: tuple[str, int], endpoint: str) -> Non
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise OSError(f"cannot publish KV events on {endpoint}: {reason}; choose another address") from error
+
+
+def _open_tiers(stores: Sequence[BlockStore], config: EngineConfig, checkpoint: Path, memory: KvMemory) -> KvTiers:
+    return KvTiers(
+        stores,
+        memory,
+        block_size=config.block_size,
+        model=kv_fingerprint(config, checkpoint, memory.kv_format),
+        adapters=adapter_digests(config.lora_adapters),
+        tenants_share=config.sharing == "shared",
+    )
 
 
 def _publish_events(config: EngineConfig, cache: PrefixCache) -> EventPublisher | None:

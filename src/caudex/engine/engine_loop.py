@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from caudex.cache import PrefixCache
 from caudex.engine.grammar import GrammarError
+from caudex.engine.kv_tiers import KvTiers
 from caudex.engine.output_stream import OutputStream
 from caudex.engine.runner import ModelRunner
 from caudex.engine.sampling import SampledToken, sample, score
@@ -47,13 +49,18 @@ class ResetCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """See what the tiers have given; wakes a loop that waits for nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the loop once every request is finished; without `drain` they are aborted."""
 
     drain: bool
 
 
-Command: TypeAlias = Submit | Abort | ResetCache | Stop
+Command: TypeAlias = Submit | Abort | ResetCache | Fetched | Stop
 
 
 class EngineLoop:
@@ -73,12 +80,17 @@ class EngineLoop:
         on_finished: Callable[[str], None],
         *,
         check_invariants: bool,
+        tiers: KvTiers | None = None,
     ) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.after_outputs: list[Callable[[], None]] = []
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
+        self._tiers = tiers
+        self._awaits_tiers = False
+        if tiers is not None:
+            tiers.start(lambda: self.commands.put(Fetched()))
         self._on_finished = on_finished
         self._checks_invariants = check_invariants
         self._streams: dict[str, OutputStream] = {}
@@ -120,14 +132,21 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         """Carry out what other threads asked for; wait for something if there is nothing else to do."""
-        idle = not self._scheduler.has_requests and not self._stopping
+        awaits_tiers = self._awaits_tiers and self._scheduler.num_fetching > 0
+        idle = awaits_tiers or not (self._scheduler.has_requests or self._stopping)
         if idle:
             self._call_after_outputs()
-        wait = self._scheduler.pins.seconds_to_next() if idle else 0.0
+        wait = self._seconds_to_wait() if idle else 0.0
         with suppress(queue.Empty):
             self._carry_out(self.commands.get(block=idle, timeout=wait))
             while True:
                 self._carry_out(self.commands.get_nowait())
+
+    def _seconds_to_wait(self) -> float | None:
+        """How long to wait for a command when nothing can be computed; None is for ever."""
+        if self._tiers is not None and self._tiers.num_fetching:
+            return self._tiers.seconds_to_limit
+        return self._scheduler.pins.seconds_to_next()
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -140,6 +159,8 @@ class EngineLoop:
             case ResetCache():
                 self._scheduler.pins.release_all()
                 self._cache.clear()
+            case Fetched():
+                pass
             case Stop(drain):
                 self._stopping = True
                 for request_id in [] if drain else list(self._streams):
@@ -162,8 +183,9 @@ class EngineLoop:
 
     def _step(self) -> None:
         step = self._scheduler.schedule()
+        self._awaits_tiers = not step.chunks and self._scheduler.num_fetching > 0
         if not step.chunks:
-            if not step.num_preempted:
+            if not step.num_preempted and not self._awaits_tiers:
                 self._fail_unservable()
             return
         try:
@@ -180,12 +202,18 @@ class EngineLoop:
         """Run the model on a step's tokens, and sample one for every request that is due one."""
         if step.copies:
             self._runner.copy_blocks(copy_rows(step.copies))
+        if self._tiers is not None:
+            self._tiers.write(step)
         batch = step.batch()
         self._call_after_outputs()
+        started = time.perf_counter()
         logits = self._runner.run(batch)
+        seconds = time.perf_counter() - started
         if any(chunk.state.is_scoring for chunk in step.chunks):
             logits = self._score_prompts(step, logits)
         self._scheduler.complete(step)
+        if self._tiers is not None:
+            self._tiers.note_step(step, seconds)
         if step.fork_copies:
             self._runner.copy_blocks(copy_rows(step.fork_copies))
         if step.forks:
@@ -273,7 +301,7 @@ class EngineLoop:
     def _collect_stats(self) -> EngineStats:
         return EngineStats(
             num_requests_running=len(self._scheduler.running),
-            num_requests_waiting=len(self._scheduler.waiting) + self.commands.qsize(),
+            num_requests_waiting=len(self._scheduler.waiting) + self._scheduler.num_fetching + self.commands.qsize(),
             num_blocks=self._cache.num_blocks,
             num_free_blocks=self._cache.num_free_blocks,
             num_cached_blocks=self._cache.num_cached_blocks,
@@ -284,4 +312,6 @@ class EngineLoop:
             generation_tokens=self._num_generated_tokens,
             preemptions=self._scheduler.num_preemptions,
             requests_finished=dict(self._finished),
+            tier_queries=0 if self._tiers is None else self._tiers.num_queried_tokens,
+            tier_hits=0 if self._tiers is None else self._tiers.num_hit_tokens,
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from caudex.engine.adapter import Adapter
 from caudex.engine.batch import Int32Array, StepBatch
 from caudex.engine.cpu import KvPool, LlamaRunner
+from caudex.engine.kv_memory import KvMemory
 from caudex.engine.runner import ModelRunner
 
 
@@ -34,6 +35,10 @@ class FusedRunner(ModelRunner):
         self._llama = LlamaRunner(config, weights, pool, max_model_len, quantized=quantized)
         self._adapters = {adapter.name: self._llama.add_adapter(adapter) for adapter in adapters}
         self._num_heads = int(config.num_attention_heads)
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._pool
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._pool.copy_blocks((source, target) for source, target, _ in copies.tolist())

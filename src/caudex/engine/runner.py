@@ -10,11 +10,17 @@ from torch import Tensor
 
 from caudex.engine.attention import AttentionBackend, attending
 from caudex.engine.batch import Int32Array, StepBatch
+from caudex.engine.kv_memory import KvMemory
 from caudex.engine.lora import LoraAdapters
 
 
 class ModelRunner(ABC):
     """Owns the weights and the KV pool. Only the engine's thread calls it."""
+
+    @property
+    @abstractmethod
+    def kv_memory(self) -> KvMemory:
+        """The pool's blocks as bytes."""
 
     @abstractmethod
     def copy_blocks(self, copies: Int32Array) -> None:
@@ -33,6 +39,10 @@ class TransformersRunner(ModelRunner):
         self._adapters = adapters
         self._backend = backend
         self._device = model.device
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._backend.kv_memory
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._backend.copy_blocks(copies)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, SessionHints
 from caudex.engine.batch import Int32Array
+from caudex.engine.kv_tiers import KvTiers
 from caudex.engine.prompt_scores import PromptScores
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.session_pins import SessionPins
@@ -91,12 +92,14 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_overtakes: int,
         shares: bool = True,
+        tiers: KvTiers | None = None,
     ) -> None:
         self._cache = cache
         self._block_size = cache.block_size
         self._max_num_seqs = max_num_seqs
         self._token_budget = max_num_batched_tokens
         self._shares = shares
+        self._tiers = tiers
         self._forecast = OutputForecast()
         self._written: set[int] = set()
         self._held: NDArray[np.bool] = np.zeros(cache.num_blocks, dtype=np.bool)
@@ -111,8 +114,13 @@ class Scheduler:
         self.num_hit_tokens = 0
 
     @property
+    def num_fetching(self) -> int:
+        """Requests that wait outside of the queue for what the tiers have of them."""
+        return 0 if self._tiers is None else self._tiers.num_fetching
+
+    @property
     def has_requests(self) -> bool:
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.running) or len(self.waiting) > 0 or self.num_fetching > 0
 
     def add(self, state: SequenceState) -> None:
         """Queue a new request."""
@@ -122,6 +130,8 @@ class Scheduler:
 
     def finish(self, state: SequenceState) -> None:
         """Let go of a request, waiting or running; what it has computed stays cached."""
+        if self._tiers is not None and self._tiers.abandon(state.request_id):
+            return
         if state.sequence is None:
             self.waiting.remove(state.request_id)
             return
@@ -143,6 +153,8 @@ class Scheduler:
         """Choose the tokens of the next step; their slots are allocated when this returns."""
         step = Step()
         self._written.clear()
+        for state in [] if self._tiers is None else self._tiers.take_back():
+            self.waiting.add(state)
         self._extend_decoding(step)
         for state in sorted(self.running, key=lambda state: state.in_prefill):
             self._schedule_chunk(step, state)
@@ -202,6 +214,7 @@ class Scheduler:
         self._release(victim, keep=True)
         self._has_made_room = True
         victim.num_preemptions += 1
+        victim.fetch = None
         self.waiting.add(victim)
         self.num_preemptions += 1
         step.num_preempted += 1
@@ -286,7 +299,10 @@ class Scheduler:
             num_cached, num_blocks = self._look_up(state)
             if self.waiting.share(state) < expected_share:
                 continue
-            if self._may_start(state, num_cached) and self._start(step, state, num_blocks):
+            may_start = self._may_start(state, num_cached)
+            if may_start and self._begin_fetch(state, num_cached, num_blocks):
+                continue
+            if may_start and self._start(step, state, num_blocks):
                 self._schedule_chunk(step, state)
                 continue
             self.waiting.skip(state)
@@ -305,7 +321,15 @@ class Scheduler:
                 self.waiting.set_share(state, count / state.num_tokens)
 
     def _has_room(self, step: Step) -> bool:
-        return len(self.running) < self._max_num_seqs and step.num_tokens < self._token_budget
+        num_slots = self._max_num_seqs - len(self.running) - self.num_fetching
+        return num_slots > 0 and step.num_tokens < self._token_budget
+
+    def _begin_fetch(self, state: SequenceState, num_cached: int, num_blocks: int) -> bool:
+        """Let a request that could be admitted now wait outside of the queue for what the tiers have of it."""
+        if self._tiers is None or not self._fits(state, num_blocks) or not self._tiers.begin_fetch(state, num_cached):
+            return False
+        self.waiting.remove(state.request_id)
+        return True
 
     def _look_up(self, state: SequenceState) -> tuple[int, int]:
         """Refresh a waiting request's share; gives the tokens it would hit and the free blocks it would take."""
@@ -368,8 +392,19 @@ class Scheduler:
             self._release(state, keep=False)
             return False
         step.copies.extend(copies)
+        self._take_fetched(step, state)
         self._note_admission(state)
         return True
+
+    def _take_fetched(self, step: Step, state: SequenceState) -> None:
+        """Have what the tiers gave written after what the pool had; committed like a chunk, before it is written."""
+        imports = [] if self._tiers is None else self._tiers.take_fetched(state)
+        if not imports:
+            return
+        state.num_computed = (imports[-1].place + 1) * self._block_size
+        self._commit(state)
+        self._written.update(state.block_table[imports[0].place : imports[-1].place + 1].tolist())
+        step.imports.append((state, imports))
 
     def _fits(self, state: SequenceState, num_blocks: int) -> bool:
         """Whether the pool has `num_blocks` besides what running requests are expected to need; alone, all of it."""

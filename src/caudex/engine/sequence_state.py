@@ -12,6 +12,8 @@ from caudex.engine.types import TokenLogprob
 
 if TYPE_CHECKING:
     from caudex.cache import Sequence
+    from caudex.engine.kv_tiers import Fetch
+    from caudex.tiers.keys import KeyChain
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,8 @@ class SequenceState:
         num_committed: leading tokens that others can match.
         num_allocated: leading tokens that have slots; a token generated in the last step has none yet.
         num_overtakes: younger requests admitted while this one waited.
+        key_chain: keys of its first blocks in the tiers, as far as they were needed; num_offered of them were offered.
+        fetch: what the tiers were asked for and gave since it last waited; None if they were not.
     """
 
     request_id: str
@@ -61,6 +65,9 @@ class SequenceState:
     num_cached: int | None = None
     num_overtakes: int = 0
     num_preemptions: int = 0
+    key_chain: KeyChain | None = None
+    num_offered: int = 0
+    fetch: Fetch | None = None
     block_table: Int32Array = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @property

@@ -35,9 +35,19 @@ class ScheduledChunk:
         return self.num_tokens if self.state.is_scoring else int(self.samples)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockImport:
+    """Bytes that belong into the block at `place` of a request's block table."""
+
+    place: int
+    data: bytes
+
+
 @dataclass(slots=True)
 class Step:
     """One step's chunks, in the order in which they were scheduled, and the block copies to make before it.
+
+    After those copies, and before the model runs, fetched blocks are written (`imports`).
 
     Once its KV is written, requests may branch off a chunk's (`forks`): they sample from the same logits, and their
     copies (`fork_copies`) are to be made before the next step.
@@ -46,6 +56,7 @@ class Step:
     chunks: list[ScheduledChunk] = field(default_factory=list)
     forks: list[tuple[ScheduledChunk, SequenceState]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    imports: list[tuple[SequenceState, list[BlockImport]]] = field(default_factory=list)
     fork_copies: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
     num_preempted: int = 0

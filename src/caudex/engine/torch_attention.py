@@ -31,11 +31,44 @@ class TorchAttention(AttentionBackend):
             torch.zeros(num_slots, shape.num_kv_heads, shape.value_size, dtype=dtype, device=device) for shape in layers
         ]
 
+    @property
+    def kv_memory(self) -> TorchAttention:
+        return self
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return sum(pool[: self._block_size].nbytes for pool in self._pools)
+
+    @property
+    def kv_format(self) -> str:
+        shapes = [tuple(pool.shape[1:]) for pool in self._pools]
+        return f"torch {self._device.type} {self._pools[0].dtype} {self._block_size} {shapes}"
+
+    def export_block(self, block: int) -> bytes:
+        """A block's keys of all layers, and then its values."""
+        return b"".join(slots.contiguous().cpu().view(torch.uint8).numpy().tobytes() for slots in self._slots(block))
+
+    def import_block(self, block: int, data: bytes) -> None:
+        start = 0
+        for slots in self._slots(block):
+            part = torch.frombuffer(bytearray(data[start : start + slots.nbytes]), dtype=slots.dtype)
+            slots.copy_(part.view(slots.shape))
+            start += slots.nbytes
+
     def copy_blocks(self, copies: Int32Array) -> None:
         size = self._block_size
         for source, target, num_slots in copies.tolist():
-            for pool in (*self._keys, *self._values):
+            for pool in self._pools:
                 pool[target * size : target * size + num_slots] = pool[source * size : source * size + num_slots]
+
+    @property
+    def _pools(self) -> list[Tensor]:
+        return [*self._keys, *self._values]
+
+    def _slots(self, block: int) -> list[Tensor]:
+        """A block's part of every pool."""
+        return [pool[block * self._block_size : (block + 1) * self._block_size] for pool in self._pools]
 
     def begin_step(self, batch: StepBatch) -> LayerAttention:
         offsets = torch.arange(self._block_size, device=self._device)

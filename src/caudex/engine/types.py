@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from caudex.cache.namespace import ADAPTER_SEPARATOR
+from caudex.tiers.tier_stats import TierStats
 
 GrammarKind: TypeAlias = Literal["json_schema", "regex", "choice", "lark"]
 
@@ -249,7 +250,11 @@ OutputCallback: TypeAlias = Callable[[RequestOutput], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since start and gauges of now. Tokens and blocks are counts; the sums close (design.md, Accounting)."""
+    """Counters since start and gauges of now. Tokens and blocks are counts; the sums close (design.md, Accounting).
+
+    `tier_queries` are the prompt tokens that the tiers were asked for, `tier_hits` those that they gave, which are
+    among the `prefix_cache_hits` too.
+    """
 
     num_requests_running: int
     num_requests_waiting: int
@@ -263,3 +268,6 @@ class EngineStats:
     generation_tokens: int
     preemptions: int
     requests_finished: dict[FinishReason, int]
+    kv_tiers: tuple[TierStats, ...] = ()
+    tier_queries: int = 0
+    tier_hits: int = 0

@@ -9,7 +9,7 @@ the serving path nothing. Only the latency histograms are fed as outputs pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -27,6 +27,13 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 LATENCY_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
+TIER_OUTCOMES = {
+    "hit": "hits", "miss": "misses", "corrupt": "corrupt", "skipped": "skipped", "written": "written",
+    "dropped": "dropped",
+}  # fmt: skip
+TIER_BYTES = {"read": "read_bytes", "written": "written_bytes"}
+TIER_SECONDS = {"read": "read_seconds", "written": "write_seconds"}
+
 LENGTH_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
@@ -131,6 +138,8 @@ class EngineCollector(Collector):
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_cache_hits)
+        if stats.kv_tiers:
+            yield from self._tiers(stats)
         yield self._counter("prompt_tokens", "Prompt tokens of requests that were run.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("num_preemptions", "Requests put back in the queue for want of blocks.", stats.preemptions)
@@ -142,6 +151,24 @@ class EngineCollector(Collector):
         for reason in get_args(FinishReason):
             finished.add_metric([self._label, reason], stats.requests_finished.get(reason, 0))
         yield finished
+
+    def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
+        """What the KV tiers did: together in tokens, by vLLM's names for an external cache, and each in blocks."""
+        asked, given = stats.tier_queries, stats.tier_hits
+        yield self._counter("external_prefix_cache_queries", "Prompt tokens asked of the KV tiers.", asked)
+        yield self._counter("external_prefix_cache_hits", "Prompt tokens fetched from the KV tiers.", given)
+        yield self._by_tier(stats, "kv_tier_blocks", "KV blocks, by what became of them.", "outcome", TIER_OUTCOMES)
+        yield self._by_tier(stats, "kv_tier_bytes", "Bytes moved.", "direction", TIER_BYTES)
+        yield self._by_tier(stats, "kv_tier_seconds", "Seconds spent moving them.", "direction", TIER_SECONDS)
+        yield self._by_tier(stats, "kv_tier_failures", "Calls that a store failed.", "kind", {"error": "errors"})
+
+    def _by_tier(self, stats: EngineStats, name: str, text: str, label: str, fields: Mapping[str, str]) -> Metric:
+        """A counter of every tier, with a series for each of some fields of its stats."""
+        family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name", "tier", label])
+        for tier in stats.kv_tiers:
+            for value, field in fields.items():
+                family.add_metric([self._label, tier.name, value], getattr(tier, field))
+        return family
 
     def _cache_config(self, stats: EngineStats) -> Metric:
         config = self._engine.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import uuid
@@ -22,12 +23,14 @@ class RequireKey:
     """Refuses requests without `Authorization: Bearer KEY` (or Anthropic's `x-api-key: KEY`) for one of the keys.
 
     Keys are compared in constant time: how long a refusal takes says nothing about how much of a guess was right.
-    Each key is a tenant of its own, which `scope["tenant"]` names to the paths.
+    Each key is a tenant of its own, which `scope["tenant"]` names to the paths: by a digest of the key, so that it is
+    the same tenant on every server that shares a KV tier, in whatever order each was given its keys.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._tenants = [f"key {hashlib.blake2b(key, digest_size=16).hexdigest()}" for key in self._keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open(scope):
@@ -35,7 +38,7 @@ class RequireKey:
             return
         number = self._number_of_key(Headers(scope=scope))
         if number is not None:
-            scope["tenant"] = f"key {number}"
+            scope["tenant"] = self._tenants[number]
             await self._app(scope, receive, send)
         else:
             message = "this server wants an API key: send the header 'Authorization: Bearer KEY'"

@@ -15,6 +15,9 @@ from caudex.tiers.tier_stats import TierStats
 _SECONDS_BETWEEN_MEASUREMENTS = 10.0
 
 
+DEFAULT_HELD_BYTES = 1 << 30
+
+
 class HeldBlock:
     """A fetched block's bytes, for as long as someone means to use them."""
 
@@ -35,12 +38,13 @@ class TierStack:
                  0               start                                             len(keys)
 
     Each tier goes on where the one before it ended. Blocks that another request fetched and still holds are not fetched
-    again. Costs one look-up a tier and one read a batch of 4 MiB.
+    again; with `held_bytes` of them held, no more are fetched. Costs one look-up a tier and one read a batch of 4 MiB.
     """
 
-    def __init__(self, tiers: Sequence[Tier], block_format: BlockFormat) -> None:
+    def __init__(self, tiers: Sequence[Tier], block_format: BlockFormat, held_bytes: int = DEFAULT_HELD_BYTES) -> None:
         self._tiers = tiers
         self._format = block_format
+        self._held_bytes = held_bytes
         self._computing = Pace()
         self._held: WeakValueDictionary[BlockKey, HeldBlock] = WeakValueDictionary()
         self._next_measurement = 0.0
@@ -102,9 +106,23 @@ class TierStack:
             if found:
                 tier.read(scope, keys[: min(found, tier.blocks_a_batch)])
 
-    def lacking(self, key: BlockKey) -> list[Tier]:
-        """The tiers that should be offered a block."""
-        return [tier for tier in self._tiers if tier.lacks(key)]
+    def offer(self, scope: bytes, keys: Sequence[BlockKey], start: int, read: Callable[[int], bytes]) -> None:
+        """Have the blocks of `keys[start:]` stored in the tiers that are not known to have them. Never waits.
+
+        Args:
+            scope: of the keys.
+            keys: of a sequence's first blocks; it must not change any more.
+            start: the first that may have to be stored.
+            read: gives a block's bytes by its place among the keys; called at most once a block.
+        """
+        blocks: dict[int, bytes] = {}
+        for tier in self._tiers:
+            lacking = [place for place in range(start, len(keys)) if tier.lacks(keys[place])]
+            for place in lacking:
+                if place not in blocks:
+                    blocks[place] = read(place)
+            if lacking:
+                tier.offer(scope, keys, {place: blocks[place] for place in lacking})
 
     def stats(self) -> tuple[TierStats, ...]:
         """Each tier's counters, in order."""
@@ -140,7 +158,7 @@ class TierStack:
         """How many blocks a tier gave."""
         found = tier.count_prefix(keys)
         position = 0
-        while position < found and time.monotonic() < until:
+        while position < found and time.monotonic() < until and self.num_held_bytes < self._held_bytes:
             batch = keys[position : min(found, position + tier.blocks_a_batch)]
             blocks = [HeldBlock(data) for data in tier.read(scope, batch)]
             self._held.update(zip(batch, blocks, strict=False))

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -30,12 +30,11 @@ _KNOWN_KEYS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """Blocks `start`, `start` + 1 ... of a chain of keys."""
+    """Some blocks of a sequence, by their places among its keys."""
 
     scope: bytes
-    keys: tuple[BlockKey, ...]
-    start: int
-    blocks: Sequence[bytes]
+    keys: Sequence[BlockKey]
+    blocks: Mapping[int, bytes]
 
 
 class Tier:
@@ -106,22 +105,21 @@ class Tier:
         with self._lock:
             return key not in self._known and not self._writing.is_pausing(time.monotonic())
 
-    def offer(self, scope: bytes, keys: Sequence[BlockKey], start: int, blocks: Sequence[bytes]) -> None:
-        """Have blocks stored soon, or dropped if too many wait. Never waits.
+    def offer(self, scope: bytes, keys: Sequence[BlockKey], blocks: Mapping[int, bytes]) -> None:
+        """Have blocks of a sequence stored soon, or dropped if too many wait. Never waits.
 
         Args:
             scope: of the keys.
-            keys: of the sequence's first blocks, up to the last one given.
-            start: which of them the first block has.
-            blocks: their bytes.
+            keys: of the sequence's first blocks; it must not change any more.
+            blocks: bytes of some of them by their places among the keys, in ascending order.
         """
         with self._lock:
             if self._room < len(blocks):
                 self.stats.dropped += len(blocks)
                 return
             self._room -= len(blocks)
-        self._remember(keys[start:])
-        self._queue.put(_Write(scope, tuple(keys), start, blocks))
+        self._remember([keys[place] for place in blocks])
+        self._queue.put(_Write(scope, keys, blocks))
 
     def close(self, timeout: float) -> None:
         """Store what waits, for at most `timeout` seconds, and let go of the store."""
@@ -139,32 +137,33 @@ class Tier:
     def _write_all(self) -> None:
         """What the tier's thread does."""
         while (write := self._queue.get()) is not None:
-            for first in range(0, len(write.blocks), self.blocks_a_batch):
-                self._write(write, first, write.blocks[first : first + self.blocks_a_batch])
+            places = list(write.blocks)
+            for first in range(0, len(places), self.blocks_a_batch):
+                self._write(write, places[first : first + self.blocks_a_batch])
             with self._lock:
                 self._room += len(write.blocks)
 
-    def _write(self, write: _Write, first: int, blocks: Sequence[bytes]) -> None:
+    def _write(self, write: _Write, places: Sequence[int]) -> None:
         """Store a batch, and mark the blocks before it as used, since they are of use again."""
-        start = write.start + first
-        keys = write.keys[start : start + len(blocks)]
+        keys = [write.keys[place] for place in places]
         started = time.perf_counter()
 
         def put() -> bool:
             encode = self._format.encode
+            blocks = [write.blocks[place] for place in places]
             self._store.put_many(
                 [(key, encode(write.scope, key, block)) for key, block in zip(keys, blocks, strict=True)]
             )
-            if start:
-                self._store.count_prefix(write.keys[:start])
+            if places[0]:
+                self._store.count_prefix(write.keys[: places[0]])
             return True
 
         if self._writing.is_pausing(time.monotonic()) or not self._ask(self._writing, put):
             self._forget(keys)
-            self.stats.dropped += len(blocks)
+            self.stats.dropped += len(keys)
             return
-        self.stats.written += len(blocks)
-        self.stats.written_bytes += len(blocks) * self._format.record_bytes
+        self.stats.written += len(keys)
+        self.stats.written_bytes += len(keys) * self._format.record_bytes
         self.stats.write_seconds += time.perf_counter() - started
 
     def _ask(self, backoff: Backoff, call: Callable[[], _Answer]) -> _Answer | None:

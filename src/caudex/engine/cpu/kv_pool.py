@@ -82,6 +82,13 @@ class KvPool:
     def isa(self) -> str:
         return self.attention.isa
 
+    @property
+    def kv_format(self) -> str:
+        """Two pools of one format mean the same by a block's bytes, and kernels write them in the same way."""
+        sizes = f"{self.num_layers}x{self.block_size}x{self.num_kv_heads}x{self.head_dim}"
+        kept = "int8" if self.quantized else DTYPE_NAMES[self.dtype]
+        return f"cpu {self.isa} {DTYPE_NAMES[self.dtype]} kept as {kept} {sizes} {self.block_bytes}"
+
     def batch(
         self,
         block_tables: Sequence[NDArray[np.int32]],
