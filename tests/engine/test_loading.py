@@ -181,6 +181,8 @@ def test_the_pool_and_the_longest_length_fit_each_other(tiny_model: Callable[[st
         ({"max_model_len": 513}, "positions end at 512"),
         ({"max_model_len": 200, "num_blocks": 8}, "holds 128 tokens"),
         ({"kv_cache_bytes": 1000}, "less than two blocks"),
+        ({"kv_cache_bytes": 1 << 50}, r"a KV pool of 1048576\.0 GiB .* but [0-9.]+ GiB of memory are free"),
+        ({"num_blocks": 1 << 40}, r"a KV pool of .* \(1099511627776 blocks of 8192 bytes\) is asked for"),
     ):
         with pytest.raises(ValueError, match=message):
             Engine.load(EngineConfig(model=model, **settings))  # type: ignore[arg-type]

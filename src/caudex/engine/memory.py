@@ -15,17 +15,26 @@ def choose_num_blocks(config: EngineConfig, bytes_per_token: int) -> int:
     """Blocks in the pool: as configured, or `kv_cache_bytes` worth, or a quarter of free memory up to 4 GiB.
 
     Raises:
-        ValueError: the memory given holds not even two blocks.
+        ValueError: the memory given holds not even two blocks, or there is not so much.
     """
-    if config.num_blocks is not None:
-        return config.num_blocks
-    block_bytes = bytes_per_token * config.block_size
+    block_bytes, free = bytes_per_token * config.block_size, available_memory()
     num_bytes = config.kv_cache_bytes
-    if num_bytes is None:
-        num_bytes = min(int(available_memory() * DEFAULT_MEMORY_SHARE), DEFAULT_MAX_BYTES)
-    if num_bytes < 2 * block_bytes:
+    if config.num_blocks is not None:
+        num_bytes = config.num_blocks * block_bytes
+    elif num_bytes is None:
+        num_bytes = min(int(free * DEFAULT_MEMORY_SHARE), DEFAULT_MAX_BYTES)
+    if num_bytes > free:
+        raise ValueError(
+            f"a KV pool of {_gibibytes(num_bytes)} ({num_bytes // block_bytes} blocks of {block_bytes} bytes) is asked "
+            f"for, but {_gibibytes(free)} of memory are free: lower num_blocks or kv_cache_bytes"
+        )
+    if config.num_blocks is None and num_bytes < 2 * block_bytes:
         raise ValueError(f"{num_bytes} bytes for the KV cache are less than two blocks of {block_bytes} bytes")
-    return num_bytes // block_bytes
+    return config.num_blocks or num_bytes // block_bytes
+
+
+def _gibibytes(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
 def choose_max_model_len(config: EngineConfig, model_limit: int | None, num_blocks: int) -> int:
