@@ -1,4 +1,4 @@
-"""What `--weights int8` gives up: its outputs beside those of the model's own weights, on text that every Python has.
+"""What `--weights int8` and `int4` give up against the model's own weights, on text that every Python has.
 
     python benchmarks/quantization.py                       # a table
     python benchmarks/quantization.py --json FILE           # the same as JSON
@@ -33,6 +33,7 @@ from transformers import AutoConfig
 
 from caudex.engine.cpu import CheckpointWeights, KvPool, LlamaRunner, ThreadPool, head_size
 from caudex.engine.loading import locate_checkpoint
+from caudex.engine.runner_choice import WEIGHT_BITS
 from caudex.engine.tokenizer import Tokenizer
 
 WINDOW, PROMPT, CONTINUED, BLOCK_SIZE = 512, 64, 64, 16
@@ -65,7 +66,7 @@ class Model:
         dtype = torch.float32 if weights == "float32" else torch.bfloat16
         layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
         self.pool = KvPool(layers, BLOCKS, BLOCK_SIZE, kv_heads, head_size(config), dtype, threads=threads)
-        self.runner = LlamaRunner(config, checkpoint, self.pool, WINDOW, quantized=weights == "int8")
+        self.runner = LlamaRunner(config, checkpoint, self.pool, WINDOW, bits=WEIGHT_BITS.get(weights))
         self.heads = config.num_attention_heads
 
     def logits(self, tokens: Rows, context: int) -> Tensor:
@@ -152,7 +153,9 @@ def main() -> None:
     text = options.text.read_text() if options.text else "\n".join(map(str, pydoc_data.topics.topics.values()))
     windows = windows_of(text, Tokenizer.load(directory, None), options.windows)
     threads = ThreadPool(options.threads)
-    losses = measure({name: Model(directory, name, threads) for name in (REFERENCE, "float32", "int8")}, windows)
+    losses = measure(
+        {name: Model(directory, name, threads) for name in (REFERENCE, "float32", "int8", "int4")}, windows
+    )
     show(losses, len(windows) * WINDOW)
     if options.json_file:
         about = {"python": platform.python_version(), "model": directory.name, "argv": sys.argv[1:]}

@@ -55,10 +55,10 @@ void multiply(PackedProduct& product, const PackedMatrix& matrix, const float* b
 }
 
 // A matrix of `weights`, whose element (column, row) is `column * column_stride + row * depth_stride` elements in,
-// quantized, or encoded where that makes `product` quicker.
+// quantized to `bits`, or (0) as it is, encoded where that makes `product` quicker.
 PackedMatrix pack(const PackedProduct& product, Arena& arena, DType dtype, int num_columns, int depth,
-                  const char* weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride, bool quantized) {
-  const bool encodes = product.encodes(dtype) && !quantized;
+                  const char* weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride, int bits) {
+  const bool quantized = bits != 0, encodes = product.encodes(dtype) && !quantized;
   Arena plain;
   PackedMatrix matrix(num_columns, depth, dtype, encodes || quantized ? plain : arena);
   const auto size = static_cast<std::ptrdiff_t>(kernels::element_size(dtype));
@@ -66,7 +66,7 @@ PackedMatrix pack(const PackedProduct& product, Arena& arena, DType dtype, int n
     matrix.set_column(column, weights + column * column_stride * size, depth_stride);
   }
   if (encodes) matrix.encode(arena, product.threads());
-  if (quantized) matrix.quantize(arena, product.threads());
+  if (quantized) matrix.quantize(bits, arena, product.threads());
   return matrix;
 }
 
@@ -78,12 +78,12 @@ void bind_products(nb::module_& m) {
           "__init__",
           [](PackedMatrix* self, const PackedProduct& product, Arena& arena, const std::string& dtype, int num_columns,
              int depth, Address weights, std::ptrdiff_t column_stride, std::ptrdiff_t depth_stride,
-             bool quantized) {
+             int bits) {
             new (self) PackedMatrix(pack(product, arena, dtype_named(dtype), num_columns, depth,
-                                         pointer<const char>(weights), column_stride, depth_stride, quantized));
+                                         pointer<const char>(weights), column_stride, depth_stride, bits));
           },
           "product"_a, "arena"_a, "dtype"_a, "num_columns"_a, "depth"_a, "weights"_a, "column_stride"_a,
-          "depth_stride"_a, "quantized"_a = false, nb::keep_alive<1, 3>())
+          "depth_stride"_a, "bits"_a = 0, nb::keep_alive<1, 3>())
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes);
 
   nb::class_<PackedProduct>(m, "PackedProduct")
@@ -148,7 +148,7 @@ void bind_llama(nb::module_& m) {
           },
           "role"_a, "layer"_a, "weight"_a, "bias"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &LlamaModel::encode, "layer"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("quantize", &LlamaModel::quantize, "layer"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("quantize", &LlamaModel::quantize, "layer"_a, "bits"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "set_norm",
           [](LlamaModel& model, const std::string& role, int layer, Address weight) {

@@ -112,6 +112,25 @@ struct QuantizedRow {
 constexpr float kMostWeight = 255.0f;
 constexpr int kMaxHeadDim = 1024;
 
+// The same weights in 4 bits. Every 32 inputs of a column share a scale and an offset, bytes both, and a weight's code, 0
+// to 15, stands for the 8-bit weight
+//
+//   code * scale / 16, rounded down, + offset     (a byte: 128 is zero)
+//
+// so that products come to the same bits whether weights are expanded on the way, for few rows, or beforehand. Scales by
+// group in small whole numbers, for the sake of products in integers, are QServe's (Lin et al. 2024); sixteenths make
+// them fine enough for weights that were made of 4 bits. A panel: [groups of 32] of 8 steps and the parameters,
+//
+//   [8 steps][16 columns][2 words] | [16 columns][scale, scale of the 16th column after, offset, offset of that]
+//
+// where a word holds, from its lowest bits up, inputs 1 of the column and of the 16th after, and inputs 0 of both; the
+// second word inputs 3 and 2.
+constexpr int kScaledInputs = 32;
+constexpr int kScaledSteps = kScaledInputs / 4;
+constexpr int kFourBitStepBytes = 2 * kPanelColumns;
+constexpr int kFourBitGroupBytes = kScaledSteps * kFourBitStepBytes + 2 * kPanelColumns;
+constexpr int kCodes = 16;
+
 // The inner loops, compiled once for each instruction set. Every function computes an output element by the same
 // sequence of operations wherever it stands in a batch, a row or a vector; that is what makes results independent of
 // batching, chunking and caching, to the bit.
@@ -151,6 +170,9 @@ struct KernelTable {
   // Quantized rows times one quantized panel, or two. `product.left`: rows of QuantizedGroup.
   void (*multiply_quantized_panel)(const PanelProduct& product);
   void (*multiply_two_quantized_panels)(const PanelProduct& product);
+
+  // The product of `multiply_quantized_panel`, to the bit, with a panel in 4 bits; `plain` is room for it in 8 bits.
+  void (*multiply_four_bit_panel)(const PanelProduct& product, char* plain);
 
   // What becomes of a panel's sums, [rows][32]. `bias` (32, or null) is added first. `stride`: elements from one
   // row of the target to the next; `columns` of the 32 are stored.

@@ -66,10 +66,15 @@ void LlamaModel::encode(int layer) {
   at.plain.reset();
 }
 
-void LlamaModel::quantize(int layer) {
-  if (layer < 0 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
+void LlamaModel::quantize(int layer, int bits) {
+  if (layer < -1 || layer >= shape_.num_layers) refuse("layer", layer, shape_.num_layers);
+  if (layer < 0) {
+    head_.quantize(bits, arena_, threads_);
+    plain_head_.reset();
+    return;
+  }
   Layer& at = layers_[layer];
-  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->quantize(arena_, threads_);
+  for (PackedMatrix* matrix : {&at.qkv, &at.output, &at.gate_up, &at.down}) matrix->quantize(bits, arena_, threads_);
   at.plain.reset();
 }
 

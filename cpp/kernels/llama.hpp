@@ -34,8 +34,9 @@ class LlamaModel {
   // products quicker. To be called once, when all its weights are set. Throws std::invalid_argument for another layer.
   void encode(int layer);
 
-  // Quantize what has been set of a layer to 8 bits a weight instead, with loss; its products' inputs are quantized too.
-  void quantize(int layer);
+  // Quantize what has been set of a layer, or the head (-1), to 8 or 4 bits a weight instead, with loss; its products'
+  // inputs are quantized too.
+  void quantize(int layer, int bits);
 
   // Take a norm's weight, float32. Roles: "attention", "mlp", "query", "key"; "final" belongs to no layer.
   void set_norm(const std::string& role, int layer, const float* weight);

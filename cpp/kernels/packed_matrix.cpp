@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/four_bit.hpp"
+
 namespace caudex::kernels {
 namespace {
 
@@ -38,21 +40,51 @@ std::size_t quantized_place(int column, int row) {
   return static_cast<std::size_t>(row / 4) * kPanelColumns * 4 + column % kPanelColumns * 4 + row % 4;
 }
 
-// Write a column's weights into a quantized panel; returns their scale. An infinity or a NaN spoils the column's outputs,
-// and no others: the scale is no number then.
-float quantize_column(char* panel, int column, const std::vector<float>& weights) {
+// What an 8-bit weight of a column stands for, and what weights are multiplied with to become such; 0 where all are
+// zeros. An infinity or a NaN spoils the column's outputs, and no others: the scale is no number then.
+struct ColumnScale {
+  float scale = 0.0f, inverse = 0.0f;
+};
+
+ColumnScale scale_of(const std::vector<float>& weights) {
   float most = 0.0f;
   for (const float weight : weights) {
-    if (!std::isfinite(weight)) return std::numeric_limits<float>::quiet_NaN();
+    if (!std::isfinite(weight)) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
     most = std::max(most, std::abs(weight));
   }
-  if (most < kLeastMagnitude) return 0.0f;
-  const float inverse = kMostByte / most;
+  if (most < kLeastMagnitude) return {};
+  return {most / kMostByte, kMostByte / most};
+}
+
+// Write a column's weights, times `inverse`, into a panel in 8 bits.
+void write_eight_bits(char* panel, int column, const std::vector<float>& weights, float inverse) {
   for (std::size_t row = 0; row < weights.size(); ++row) {
     panel[quantized_place(column, static_cast<int>(row))] =
         static_cast<char>(std::lrintf(weights[row] * inverse) + kWeightOffset);
   }
-  return most / kMostByte;
+}
+
+// Likewise in 4 bits.
+void write_four_bits(char* panel, int column, const std::vector<float>& weights, float inverse) {
+  const int depth = static_cast<int>(weights.size());
+  for (int first = 0; first < depth; first += kScaledInputs) {
+    std::int16_t targets[kScaledInputs] = {};
+    for (int i = 0, end = std::min(kScaledInputs, depth - first); i < end; ++i) {
+      targets[i] = static_cast<std::int16_t>(std::lrintf(weights[first + i] * inverse * 16.0f));
+    }
+    write_group(panel, column, first, FourBitGroup::nearest(targets));
+  }
+}
+
+// A panel of zeros, to be written into.
+void write_zeros(char* panel, int bits, int steps) {
+  if (bits == 8) {
+    std::memset(panel, kWeightOffset, static_cast<std::size_t>(steps) * kPanelColumns * 4);
+    return;
+  }
+  for (int row = 0; row < steps * 4; row += kScaledInputs) {
+    for (int column = 0; column < kPanelColumns; ++column) write_group(panel, column, row, FourBitGroup());
+  }
 }
 
 }  // namespace
@@ -164,40 +196,55 @@ bf16 PackedMatrix::coded_weight(const Panel& panel, std::size_t offset) const {
   return static_cast<bf16>(byte(upper_bytes_[code]) << 8 | byte(panel.data[lower_place(step, index)]));
 }
 
-void PackedMatrix::quantize(Arena& arena, ThreadPool& threads) {
+void PackedMatrix::quantize(int bits, Arena& arena, ThreadPool& threads) {
+  if (bits != 8 && bits != 4) throw std::invalid_argument("weights of " + std::to_string(bits) + " bits; expected 8 or 4");
   const int steps = (depth_ + kGroupInputs - 1) / kGroupInputs * kGroupSteps;
-  const std::size_t bytes = static_cast<std::size_t>(steps) * kPanelColumns * 4;
+  const std::size_t bytes = bits == 8 ? static_cast<std::size_t>(steps) * kPanelColumns * 4
+                                      : static_cast<std::size_t>(steps / kScaledSteps) * kFourBitGroupBytes;
   char* data = arena.allocate(bytes * num_panels());
   std::vector<float> scales(padded_columns());
-  std::memset(data, kWeightOffset, bytes * num_panels());
   threads.run(num_panels(), [&](int panel, int) {
+    char* target = data + panel * bytes;
+    write_zeros(target, bits, steps);
     std::vector<float> weights(depth_);
     const int end = std::min(num_columns_, (panel + 1) * kPanelColumns);
     for (int column = panel * kPanelColumns; column < end; ++column) {
       get_column(column, weights.data());
-      scales[column] = quantize_column(data + panel * bytes, column, weights);
+      const auto [scale, inverse] = scale_of(weights);
+      scales[column] = scale;
+      if (inverse > 0.0f) (bits == 8 ? write_eight_bits : write_four_bits)(target, column % kPanelColumns, weights, inverse);
     }
   });
   for (int panel = 0; panel < num_panels(); ++panel) panels_[panel].data = data + panel * bytes;
   scales_ = std::move(scales);
+  bits_ = bits;
   num_steps_ = steps;
   num_bytes_ = bytes * num_panels() + scales_.size() * sizeof(float);
 }
 
 void PackedMatrix::get_column(int column, float* target) const {
+  if (is_quantized()) return get_quantized_column(column, target);
   const Panel& panel = panels_[column / kPanelColumns];
   for (int row = 0; row < depth_; ++row) {
     const std::size_t at = offset(column, row);
-    if (is_quantized()) {
-      const auto weight = static_cast<unsigned char>(panel.data[quantized_place(column, row)]);
-      target[row] = static_cast<float>(weight - kWeightOffset) * scales_[column];
-    } else if (dtype_ == DType::kFloat32) {
+    if (dtype_ == DType::kFloat32) {
       std::memcpy(target + row, panel.data + at, sizeof(float));
     } else {
       const bf16 weight = panel.coded ? coded_weight(panel, at) : weight_at(panel.data + at, 0);
       const std::uint32_t bits = static_cast<std::uint32_t>(weight) << 16;
       std::memcpy(target + row, &bits, sizeof(bits));
     }
+  }
+}
+
+void PackedMatrix::get_quantized_column(int column, float* target) const {
+  const char* panel = panels_[column / kPanelColumns].data;
+  FourBitGroup group;
+  for (int row = 0; row < depth_; ++row) {
+    if (bits_ == 4 && row % kScaledInputs == 0) group = read_group(panel, column % kPanelColumns, row);
+    const int weight = bits_ == 4 ? group.weight(row % kScaledInputs)
+                                  : static_cast<unsigned char>(panel[quantized_place(column, row)]) - kWeightOffset;
+    target[row] = static_cast<float>(weight) * scales_[column];
   }
 }
 

@@ -20,8 +20,8 @@ namespace caudex::kernels {
 // rows a product takes as long as reading the weights does. Panels that would need many patches, such as those of unused
 // vocabulary, stay as they are.
 //
-// Or any matrix can be quantized to 8 bits a weight, with loss, for products with quantized rows; see kernel_table.hpp for
-// the panels. Its depth is padded to whole groups then.
+// Or any matrix can be quantized to 8 or 4 bits a weight, with loss, for products with quantized rows; see
+// kernel_table.hpp for the panels. Its depth is padded to whole groups then.
 class PackedMatrix {
  public:
   // `num_columns` outputs, each a sum over `depth` inputs. All weights are zero until set. They live in `arena`, which
@@ -35,8 +35,8 @@ class PackedMatrix {
   // Move the weights to `arena`, encoded. The arena they came from may be freed then; no more weights can be set.
   void encode(Arena& arena, ThreadPool& threads);
 
-  // Move the weights to `arena`, quantized, likewise.
-  void quantize(Arena& arena, ThreadPool& threads);
+  // Move the weights to `arena`, quantized, likewise. `bits`: 8 or 4; throws std::invalid_argument for others.
+  void quantize(int bits, Arena& arena, ThreadPool& threads);
 
   // Write a column's weights as float32, as far as they have been kept.
   void get_column(int column, float* target) const;
@@ -50,7 +50,8 @@ class PackedMatrix {
   int padded_depth() const { return num_steps_ * depth_per_step(dtype_); }  // unless quantized
   std::size_t panel_bytes() const { return static_cast<std::size_t>(num_steps_) * kPanelColumns * 4; }
   std::size_t num_bytes() const { return num_bytes_; }
-  bool is_quantized() const { return !scales_.empty(); }
+  bool is_quantized() const { return bits_ != 0; }
+  int bits() const { return bits_; }  // of a weight, if it is quantized
   int num_groups() const { return num_steps_ / kGroupSteps; }
   // Of the panel's columns and those of the panels after it, of a quantized matrix.
   const float* scales(int panel) const { return &scales_[panel * kPanelColumns]; }
@@ -74,8 +75,9 @@ class PackedMatrix {
   std::vector<WeightPatch> find_patches(const char* plain) const;
   void encode_panel(char* target, const char* plain) const;
   bf16 coded_weight(const Panel& panel, std::size_t offset) const;
+  void get_quantized_column(int column, float* target) const;
 
-  int num_columns_, depth_, num_steps_;
+  int num_columns_, depth_, num_steps_, bits_ = 0;
   DType dtype_;
   std::size_t num_bytes_;
   std::vector<Panel> panels_;

@@ -48,11 +48,7 @@ PackedProduct::Operand PackedProduct::quantized_operand(const Team& team, const 
 
 void PackedProduct::multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
                              AlignedBuffer& plain) const {
-  if (matrix.is_quantized()) {
-    product.panel = matrix.panel(panel);
-    product.scales = matrix.scales(panel);
-    return (panels == 2 ? kernels_.multiply_two_quantized_panels : kernels_.multiply_quantized_panel)(product);
-  }
+  if (matrix.is_quantized()) return multiply_quantized(product, matrix, panel, panels, plain);
   const std::size_t bytes = matrix.panel_bytes();
   // A coded panel may lie right behind a plain one too.
   const auto follows = [&] {
@@ -73,6 +69,21 @@ void PackedProduct::multiply(PanelProduct product, const PackedMatrix& matrix, i
   }
   product.panel = target;
   multiply_plain(product, matrix.dtype(), 2);
+}
+
+void PackedProduct::multiply_quantized(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
+                                       AlignedBuffer& plain) const {
+  product.panel = matrix.panel(panel);
+  product.scales = matrix.scales(panel);
+  if (matrix.bits() == 8) {
+    return (panels == 2 ? kernels_.multiply_two_quantized_panels : kernels_.multiply_quantized_panel)(product);
+  }
+  char* target = plain.reserve(matrix.panel_bytes());
+  for (int p = 0; p < panels; ++p, product.sums += product.rows * kPanelColumns) {
+    product.panel = matrix.panel(panel + p);
+    product.scales = matrix.scales(panel + p);
+    kernels_.multiply_four_bit_panel(product, target);
+  }
 }
 
 void PackedProduct::multiply_plain(const PanelProduct& product, DType dtype, int panels) const {

@@ -78,8 +78,11 @@ class PackedProduct {
     return std::max(1, std::min(num_panels, wanted));
   }
 
-  // `panels` (1 or 2) panels from `panel` on; what is coded of them is decoded to `plain`, with few rows on the way.
+  // `panels` (1 or 2) panels from `panel` on; what is coded of them, or in 4 bits, is decoded to `plain`, with few rows on
+  // the way.
   void multiply(PanelProduct product, const PackedMatrix& matrix, int panel, int panels, AlignedBuffer& plain) const;
+  void multiply_quantized(PanelProduct product, const PackedMatrix& matrix, int panel, int panels,
+                          AlignedBuffer& plain) const;
   void multiply_plain(const PanelProduct& product, DType dtype, int panels) const;
 
   // The rows as they are where the kernels can read them so, else a converted copy.

@@ -1,11 +1,13 @@
 // Products with packed matrices, on every instruction set this machine has, beside a sum in double.
 #include "kernels/packed_product.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "check.hpp"
 #include "kernel_values.hpp"
+#include "kernels/four_bit.hpp"
 #include "kernels/isa.hpp"
 
 using namespace caudex::kernels;
@@ -160,10 +162,24 @@ std::vector<float> slice(const Values& values, int first, int count) {
   return result;
 }
 
+// A column's weights in whole numbers, and what one stands for: rounded here, or as a matrix in 4 bits has them.
+float quantized_column(const Factors& factors, const PackedMatrix& matrix, int column, std::vector<int>& numbers) {
+  const std::vector<float> exact = slice(factors.weights, column * factors.depth, factors.depth);
+  const float scale = quantize(exact, numbers);
+  if (matrix.bits() == 8) return scale;
+  std::vector<float> kept(factors.depth);
+  matrix.get_column(column, kept.data());
+  for (int row = 0; row < factors.depth; ++row) {
+    numbers[row] = scale == 0.0f ? 0 : static_cast<int>(std::nearbyint(kept[row] / scale));
+    CHECK(kept[row] == static_cast<float>(numbers[row]) * scale && std::abs(numbers[row]) <= 127);
+  }
+  return scale;
+}
+
 // One output, a number at a time.
-float quantized_sum(const Factors& factors, int row, int column) {
+float quantized_sum(const Factors& factors, const PackedMatrix& matrix, int row, int column) {
   std::vector<int> weights;
-  const float weight_scale = quantize(slice(factors.weights, column * factors.depth, factors.depth), weights);
+  const float weight_scale = quantized_column(factors, matrix, column, weights);
   float sum = 0.0f;
   for (int first = 0; first < factors.depth; first += kGroupInputs) {
     const int count = std::min(kGroupInputs, factors.depth - first);
@@ -176,6 +192,22 @@ float quantized_sum(const Factors& factors, int row, int column) {
   return sum * weight_scale;
 }
 
+void check_quantized(const Factors& factors, const std::string& isa, int bits, std::mt19937& random) {
+  ThreadPool threads(1 + static_cast<int>(random() % 3));
+  PackedProduct product(kernels_for(isa), threads);
+  Arena plain, arena;
+  PackedMatrix matrix = factors.pack(plain);
+  matrix.quantize(bits, arena, threads);
+  const std::vector<float> one_by_one = multiply_one_by_one(product, matrix, factors);
+  for (int row = 0; row < kMostRows; row += 7) {
+    for (int column = 0; column < factors.columns; ++column) {
+      const float expected = quantized_sum(factors, matrix, row, column);
+      CHECK(std::memcmp(&one_by_one[row * factors.columns + column], &expected, sizeof(float)) == 0);
+    }
+  }
+  check_rows(product, matrix, factors, random, one_by_one);
+}
+
 // The bits of the plain sum, on every instruction set, in any batch.
 void quantized_products_are_exact() {
   std::mt19937 random(4);
@@ -183,21 +215,37 @@ void quantized_products_are_exact() {
     for (const auto& [columns, depth] : {std::pair{1, 1}, {31, 2}, {33, 64}, {70, 65}, {128, 130}}) {
       const Factors factors(dtype, columns, depth, random);
       for (const std::string& isa : available_isas()) {
-        ThreadPool threads(1 + static_cast<int>(random() % 3));
-        PackedProduct product(kernels_for(isa), threads);
-        Arena plain, arena;
-        PackedMatrix matrix = factors.pack(plain);
-        matrix.quantize(arena, threads);
-        const std::vector<float> one_by_one = multiply_one_by_one(product, matrix, factors);
-        for (int row = 0; row < kMostRows; row += 7) {
-          for (int column = 0; column < columns; ++column) {
-            const float expected = quantized_sum(factors, row, column);
-            CHECK(std::memcmp(&one_by_one[row * columns + column], &expected, sizeof(float)) == 0);
-          }
-        }
-        check_rows(product, matrix, factors, random, one_by_one);
+        for (const int bits : {8, 4}) check_quantized(factors, isa, bits, random);
       }
     }
+  }
+}
+
+// Every group of 4-bit weights is read back as it was written, and is no farther off than even steps from its least to
+// its largest are, but for what rounding to 8 bits costs.
+void four_bits_are_near() {
+  std::mt19937 random(6);
+  std::vector<char> panel(2 * kFourBitGroupBytes);
+  for (int trial = 0; trial < 20'000; ++trial) {
+    std::int16_t targets[kScaledInputs];
+    const int span = 1 + static_cast<int>(random() % 4065), low = -2032 + static_cast<int>(random() % (4065 - span + 1));
+    for (std::int16_t& target : targets) target = static_cast<std::int16_t>(low + static_cast<int>(random() % span));
+    const FourBitGroup group = FourBitGroup::nearest(targets);
+    const int column = trial % kPanelColumns, first_row = trial / kPanelColumns % 2 * kScaledInputs;
+    if (trial % (2 * kPanelColumns) == 0) std::fill(panel.begin(), panel.end(), 0);
+    write_group(panel.data(), column, first_row, group);
+    const FourBitGroup kept = read_group(panel.data(), column, first_row);
+    CHECK(kept.scale == group.scale && kept.offset == group.offset);
+    const auto [least, most] = std::minmax_element(targets, targets + kScaledInputs);
+    const double step = (*most - *least) / 15.0;
+    double squares = 0.0, even_squares = 0.0;
+    for (int i = 0; i < kScaledInputs; ++i) {
+      CHECK(kept.codes[i] == group.codes[i] && std::abs(kept.weight(i)) <= 127);
+      const double even = step == 0.0 ? 0.0 : std::remainder(targets[i] - *least, step);
+      squares += std::pow(targets[i] - 16 * kept.weight(i), 2);
+      even_squares += even * even;
+    }
+    CHECK(std::sqrt(squares / kScaledInputs) <= std::sqrt(even_squares / kScaledInputs) + 16.0);
   }
 }
 
@@ -209,7 +257,7 @@ void quantizing_rounds_to_the_nearest() {
     const Factors factors(dtype, 150, 77, random);
     Arena plain, arena;
     PackedMatrix matrix = factors.pack(plain);
-    matrix.quantize(arena, threads);
+    matrix.quantize(8, arena, threads);
     for (int column = 0; column < factors.columns; ++column) {
       std::vector<float> weights(factors.depth);
       matrix.get_column(column, weights.data());
@@ -281,6 +329,7 @@ void infinities_stay_in_their_row_and_column() {
 int main() {
   coding_loses_nothing();
   quantizing_rounds_to_the_nearest();
+  four_bits_are_near();
   quantized_products_are_exact();
   infinities_stay_in_their_row_and_column();
   products_are_right_and_the_same_in_any_batch();

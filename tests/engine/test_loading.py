@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from caudex.engine.types import ChatTemplateError, SamplingParams
 
 from .conftest import byte_tokenizer
 from .harness import greedy, running_engine, submit
+
+QUANTIZED = (("weights", "int8"), ("weights", "int4"), ("kv_cache_dtype", "int8"))
 
 
 @pytest.fixture
@@ -199,32 +202,36 @@ def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], 
         Engine.load(EngineConfig(model=str(model), num_blocks=8, attention_backend="cpu"))
     with running_engine(model=str(model), num_blocks=8) as engine:
         assert len(submit(engine, [1, 2, 3], greedy(4)).wait().tokens) == 4
-    with pytest.raises(UnsupportedModelError, match=r"int8.*soft-capped.*'gemma2'.*weights 'model'"):
-        Engine.load(EngineConfig(model=str(model), num_blocks=8, weights="int8"))
+    for setting, value in QUANTIZED:
+        with pytest.raises(UnsupportedModelError, match=rf"{value}.*soft-capped.*'gemma2'.*{setting} '(model|auto)'"):
+            Engine.load(_quantized(model, setting, value))
 
 
-def test_int8_weights_are_for_the_compiled_kernels(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match="attention_backend is 'torch'"):
-        Engine.load(EngineConfig(model=str(tiny_model("llama")), weights="int8", attention_backend="torch"))
-    with pytest.raises(UnsupportedModelError, match=r"kv_cache_dtype is 'int8'.*'torch'.*kv_cache_dtype 'auto'"):
-        Engine.load(EngineConfig(model=str(tiny_model("llama")), kv_cache_dtype="int8", attention_backend="torch"))
-    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp8'; expected one of auto, int8"):
-        EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="weights is 'int4'; expected one of model, int8"):
-        EngineConfig(weights="int4")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("setting", "value"), QUANTIZED)
+def test_quantized_products_are_for_the_compiled_kernels(
+    tiny_model: Callable[[str], Path], setting: str, value: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"{setting} is '{value}'.*'torch'.*{setting} '(model|auto)'"):
+        Engine.load(_quantized(tiny_model("llama"), setting, value, attention_backend="torch"))
+
+
+def _quantized(model: Path, setting: str, value: str, **others: Any) -> EngineConfig:
+    return EngineConfig(model=str(model), num_blocks=8, **{setting: value}, **others)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-@pytest.mark.parametrize("setting", ["weights", "kv_cache_dtype"])
-def test_8_bits_serve_other_logprobs(tiny_model: Callable[[str], Path], architecture: str, setting: str) -> None:
+@pytest.mark.parametrize(("setting", "value"), QUANTIZED)
+def test_quantized_products_serve_other_logprobs(
+    tiny_model: Callable[[str], Path], architecture: str, setting: str, value: str
+) -> None:
     """In one call a step, and through transformers' code."""
     logprobs = []
-    for in_8_bits in ({}, {setting: "int8"}):
-        with running_engine(model=str(tiny_model(architecture)), num_blocks=8, **in_8_bits) as engine:
+    for quantized in ({}, {setting: value}):
+        with running_engine(model=str(tiny_model(architecture)), num_blocks=8, **quantized) as engine:
             answer = submit(engine, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)).wait()
             logprobs.append(answer.logprobs[0].logprob)
     assert logprobs[0] != logprobs[1]
-    assert logprobs[0] == pytest.approx(logprobs[1], abs=0.1)
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=0.1 if value == "int8" else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +241,8 @@ def test_8_bits_serve_other_logprobs(tiny_model: Callable[[str], Path], architec
         ({"index": "tree"}, "index is 'tree'; expected one of radix, hash"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens is 8"),
         ({"num_threads": 0}, "num_threads is 0"),
+        ({"weights": "int2"}, "weights is 'int2'; expected one of model, int8, int4"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; expected one of auto, int8"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
     ],
 )

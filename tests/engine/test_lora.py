@@ -106,7 +106,7 @@ def test_adapters_stay_exact_where_the_base_weights_are_quantized(
     adapted = model.transformer.h[0].attn.c_attn
     x = torch.randn(5, 48)
     exact, base_layer = adapted.up["adapter0"](adapted.down["adapter0"](x)), adapted.base(x)
-    pack_linear_layers(model, ThreadPool(1), quantized=True, exact=adapter_matrices(model))
+    pack_linear_layers(model, ThreadPool(1), bits=8, exact=adapter_matrices(model))
     torch.testing.assert_close(adapted.up["adapter0"](adapted.down["adapter0"](x)), exact)
     error = (adapted.base(x) - base_layer).abs().max()
     assert 0 < error < 0.1 * base_layer.abs().max(), "the base weights are quantized, and near"

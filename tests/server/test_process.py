@@ -50,10 +50,10 @@ def test_the_curl_line_it_prints_works(model_directory: Path) -> None:
         assert running.wait(30) == 0
 
 
-@pytest.mark.parametrize("setting", ["--weights", "--kv-cache-dtype"])
-def test_8_bits_give_the_same_answer_from_the_cache(model_directory: Path, setting: str) -> None:
+@pytest.mark.parametrize("setting", ["--weights=int8", "--weights=int4", "--kv-cache-dtype=int8"])
+def test_quantized_products_give_the_same_answer_from_the_cache(model_directory: Path, setting: str) -> None:
     body = {"prompt": "a beginning " * 20, "max_tokens": 8, "temperature": 0.0, "logprobs": 2}
-    with process(model_directory, setting, "int8") as (_, url):
+    with process(model_directory, setting) as (_, url):
         cold, hot = (httpx.post(f"{url}/v1/completions", json=body, timeout=60).json() for _ in range(2))
     assert hot["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert hot["choices"] == cold["choices"]

@@ -55,18 +55,38 @@ inline void multiply_into(const PanelProduct& product, int first, const Columns<
   }
 }
 
+// Quantized weights as they are: V vectors of columns of a panel.
+template <int V, class Prefetch>
+class PlainWeights {
+ public:
+  PlainWeights(const PanelProduct& product, const Columns<V>& columns, Prefetch prefetch) : prefetch_(prefetch) {
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) weights_[v] = columns.weights(product, v);
+  }
+
+  // sums[r][v] += the next group's products with R rows' values at `left`.
+  template <int R>
+  void multiply_group(Int (&sums)[R][V], const char* left, std::size_t left_row) {
+    multiply_tile<ByteProduct, R, V>(sums, left, left_row, weights_, kPanelColumns * 4, kGroupSteps, prefetch_);
+    prefetch_ = prefetch_.after(kGroupSteps);
+    CAUDEX_UNROLL
+    for (int v = 0; v < V; ++v) weights_[v] += kGroupSteps * kPanelColumns * 4;
+  }
+
+ private:
+  const char* weights_[V];
+  Prefetch prefetch_;
+};
+
 // The same of quantized rows and weights: a group's sums are in registers, and so are their totals, as far as there are
 // registers left.
-template <int R, int V, class Prefetch>
-inline void multiply_groups_into(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
-  constexpr int kGroupBytes = kGroupSteps * kPanelColumns * 4;
+template <int R, int V, class Weights>
+inline void multiply_groups_into(const PanelProduct& product, int first, const Columns<V>& columns, Weights weights) {
   const std::size_t left_row = product.left_row;
   const char* left = product.left + first * left_row;
-  const char* weights[V];
   Vec totals[R][V];
   CAUDEX_UNROLL
   for (int v = 0; v < V; ++v) {
-    weights[v] = columns.weights(product, v);
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) totals[r][v] = zeros();
   }
@@ -78,16 +98,13 @@ inline void multiply_groups_into(const PanelProduct& product, int first, const C
       CAUDEX_UNROLL
       for (int v = 0; v < V; ++v) sums[r][v] = splat_int(row(r)->offset);
     }
-    multiply_tile<ByteProduct, R, V>(sums, left, left_row, weights, kPanelColumns * 4, kGroupSteps, prefetch);
-    prefetch = prefetch.after(kGroupSteps);
+    weights.multiply_group(sums, left, left_row);
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec scale = splat(row(r)->scale);
       CAUDEX_UNROLL
       for (int v = 0; v < V; ++v) totals[r][v] = add(totals[r][v], mul(to_float(sums[r][v]), scale));
     }
-    CAUDEX_UNROLL
-    for (int v = 0; v < V; ++v) weights[v] += kGroupBytes;
   }
   CAUDEX_UNROLL
   for (int v = 0; v < V; ++v) {
@@ -100,7 +117,7 @@ inline void multiply_groups_into(const PanelProduct& product, int first, const C
 template <class Product, int R, int V, class Prefetch>
 inline void multiply_vectors(const PanelProduct& product, int first, const Columns<V>& columns, Prefetch prefetch) {
   if constexpr (std::is_same_v<Product, ByteProduct>) {
-    multiply_groups_into<R>(product, first, columns, prefetch);
+    multiply_groups_into<R>(product, first, columns, PlainWeights<V, Prefetch>(product, columns, prefetch));
   } else {
     multiply_into<Product, R>(product, first, columns, prefetch);
   }
@@ -134,20 +151,26 @@ inline int first_pass(int rows) {
   return rows / ((rows + kProductRows - 1) / kProductRows);
 }
 
+// Rows from `first` on, of a panel that is in the cache.
+template <class Product>
+void multiply_rest(const PanelProduct& product, int first) {
+  constexpr int kPassRows = std::is_same_v<Product, ByteProduct> ? kQuantizedRows : kProductRows;
+  const int left = product.rows - first, passes = (left + kPassRows - 1) / kPassRows;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int begin = left * pass / passes, end = left * (pass + 1) / passes;
+    multiply_some_rows<Product, kPassRows>(product, first + begin, end - begin, NoPrefetch{});
+  }
+}
+
 template <class Product>
 void multiply_panel(const PanelProduct& product) {
-  constexpr int kPassRows = std::is_same_v<Product, ByteProduct> ? kQuantizedRows : kProductRows;
   const int first = first_pass<Product>(product.rows);
   if (first >= StreamPrefetch::kLeastRows) {
     multiply_some_rows<Product, kProductRows>(product, 0, first, StreamPrefetch{product.panel});
   } else {
     multiply_some_rows<Product, kProductRows>(product, 0, first, NoPrefetch{});
   }
-  const int left = product.rows - first, passes = (left + kPassRows - 1) / kPassRows;
-  for (int pass = 0; pass < passes; ++pass) {
-    const int begin = left * pass / passes, end = left * (pass + 1) / passes;
-    multiply_some_rows<Product, kPassRows>(product, first + begin, end - begin, NoPrefetch{});
-  }
+  multiply_rest<Product>(product, first);
 }
 
 // `rows` <= R rows of two panels, 2 vectors of each at a time.

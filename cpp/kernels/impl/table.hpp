@@ -19,6 +19,8 @@
 
 #include "kernels/impl/quantized_attention.hpp"
 
+#include "kernels/impl/four_bit.hpp"
+
 #if defined(CAUDEX_DECODES_WEIGHTS)
 #include "kernels/impl/coded.hpp"
 #endif
@@ -47,6 +49,7 @@ constexpr KernelTable make_table(const char* name) {
   table.quantize_hadamard_bf16 = quantize_hadamard<bf16>;
   table.multiply_quantized_panel = multiply_panel<ByteProduct>;
   table.multiply_two_quantized_panels = multiply_two_panels<ByteProduct>;
+  table.multiply_four_bit_panel = multiply_four_bit_panel;
   table.store_f32 = store_panel<float>;
   table.store_bf16 = store_panel<bf16>;
   table.add_f32 = add_panel;

@@ -87,6 +87,18 @@ inline Int and_int(Int a, Int b) { return _mm256_and_si256(a, b); }
 inline Int add_int(Int a, Int b) { return _mm256_add_epi32(a, b); }
 inline Int sub_int(Int a, Int b) { return _mm256_sub_epi32(a, b); }
 inline Int max_int(Int a, Int b) { return _mm256_max_epi32(a, b); }
+inline Int load_int(const char* p) { return load_pairs(p); }
+inline void store_int(char* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+inline Int mul_int(Int a, Int b) { return _mm256_mullo_epi32(a, b); }
+template <int kBits>
+inline Int shift_right(Int v) {
+  return _mm256_srli_epi32(v, kBits);
+}
+// The lower and the upper halves of products of unsigned 16-bit numbers.
+inline Int low_products(Int a, Int b) { return _mm256_mullo_epi16(a, b); }
+inline Int high_products(Int a, Int b) { return _mm256_mulhi_epu16(a, b); }
+// (a & mask) | b.
+inline Int merge(Int a, Int mask, Int b) { return _mm256_or_si256(_mm256_and_si256(a, mask), b); }
 inline Vec to_float(Int v) { return _mm256_cvtepi32_ps(v); }
 inline std::int32_t largest_int(Int v) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -118,8 +130,8 @@ struct ByteProduct {
   };
   static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
-  static Right right(const char* p) {
-    const __m256i weights = load_pairs(p);
+  static Right right(const char* p) { return right(load_int(p)); }
+  static Right right(Int weights) {
     return {_mm256_and_si256(weights, _mm256_set1_epi16(0x00ff)), _mm256_srli_epi16(weights, 8)};
   }
   static Left left(const char* p) {

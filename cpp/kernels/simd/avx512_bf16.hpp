@@ -87,6 +87,20 @@ inline Int and_int(Int a, Int b) { return a & b; }
 inline Int add_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_add_epi32(bits_of(a), bits_of(b))); }
 inline Int sub_int(Int a, Int b) { return a - b; }
 inline Int max_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_max_epi32(bits_of(a), bits_of(b))); }
+inline Int load_int(const char* p) { return reinterpret_cast<Int>(_mm512_loadu_si512(p)); }
+inline void store_int(char* p, Int v) { _mm512_storeu_si512(p, bits_of(v)); }
+inline Int mul_int(Int a, Int b) { return a * b; }
+template <int kBits>
+inline Int shift_right(Int v) {
+  return reinterpret_cast<Int>(_mm512_srli_epi32(bits_of(v), kBits));
+}
+// The lower and the upper halves of products of unsigned 16-bit numbers.
+inline Int low_products(Int a, Int b) { return reinterpret_cast<Int>(_mm512_mullo_epi16(bits_of(a), bits_of(b))); }
+inline Int high_products(Int a, Int b) { return reinterpret_cast<Int>(_mm512_mulhi_epu16(bits_of(a), bits_of(b))); }
+// (a & mask) | b.
+inline Int merge(Int a, Int mask, Int b) {
+  return reinterpret_cast<Int>(_mm512_ternarylogic_epi32(bits_of(a), bits_of(mask), bits_of(b), 0xea));
+}
 inline Vec to_float(Int v) { return _mm512_cvtepi32_ps(bits_of(v)); }
 inline std::int32_t largest_int(Int v) { return _mm512_reduce_max_epi32(bits_of(v)); }
 inline std::int32_t sum_of(Int v) { return _mm512_reduce_add_epi32(bits_of(v)); }
@@ -105,7 +119,8 @@ struct ByteProduct {
   };
   static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
-  static Right right(const char* p) { return {reinterpret_cast<Int>(_mm512_loadu_si512(p))}; }
+  static Right right(const char* p) { return {load_int(p)}; }
+  static Right right(Int weights) { return {weights}; }
   static Left left(const char* p) {
     int values;
     __builtin_memcpy(&values, p, sizeof(values));

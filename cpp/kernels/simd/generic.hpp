@@ -14,6 +14,7 @@ namespace {
 using Vec = float __attribute__((vector_size(16)));
 using Int = std::int32_t __attribute__((vector_size(16)));
 using Pairs = std::uint32_t __attribute__((vector_size(16)));
+using Words = std::uint16_t __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 
 template <class T>
@@ -121,6 +122,27 @@ inline Int max_int(Int a, Int b) {
   const Int larger = a > b;
   return (larger & a) | (~larger & b);
 }
+inline Int load_int(const char* p) { return load_as<Int>(p); }
+inline void store_int(char* p, Int v) { __builtin_memcpy(p, &v, sizeof(v)); }
+inline Int mul_int(Int a, Int b) { return a * b; }
+template <int kBits>
+inline Int shift_right(Int v) {
+  const Pairs shifted = load_as<Pairs>(&v) >> kBits;
+  return load_as<Int>(&shifted);
+}
+// The lower and the upper halves of products of unsigned 16-bit numbers.
+inline Int low_products(Int a, Int b) {
+  const Words products = load_as<Words>(&a) * load_as<Words>(&b);
+  return load_as<Int>(&products);
+}
+inline Int high_products(Int a, Int b) {
+  const Words left = load_as<Words>(&a), right = load_as<Words>(&b);
+  Words products;
+  for (int i = 0; i < 8; ++i) products[i] = static_cast<std::uint16_t>(std::uint32_t{left[i]} * right[i] >> 16);
+  return load_as<Int>(&products);
+}
+// (a & mask) | b.
+inline Int merge(Int a, Int mask, Int b) { return (a & mask) | b; }
 inline Vec to_float(Int v) { return __builtin_convertvector(v, Vec); }
 inline std::int32_t largest_int(Int v) {
   const std::int32_t low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
@@ -142,17 +164,16 @@ struct ByteProduct {
   };
   static constexpr int kDepth = 4;
   static constexpr int kLeftStep = 4;
-  static Right right(const char* p) {
-    const Pairs bytes = load_pairs(p);
-    return {{load_int(bytes & 0xff), load_int(bytes >> 8 & 0xff), load_int(bytes >> 16 & 0xff), load_int(bytes >> 24)}};
+  static Right right(const char* p) { return right(load_int(p)); }
+  static Right right(Int weights) {
+    const Int byte = splat_int(0xff);
+    return {{weights & byte, shift_right<8>(weights) & byte, shift_right<16>(weights) & byte, shift_right<24>(weights)}};
   }
   static Left left(const char* p) { return load_as<Left>(p); }
   static Int accumulate(Int sum, Left a, const Right& b) {
     for (int i = 0; i < 4; ++i) sum += splat_int(a.values[i]) * b.weights[i];
     return sum;
   }
-
-  static Int load_int(Pairs bits) { return load_as<Int>(&bits); }
 };
 
 // The same of signed bytes to the right and unsigned ones to the left.
@@ -161,9 +182,8 @@ struct ByteValueProduct : ByteProduct {
     std::uint8_t values[4];
   };
   static Right right(const char* p) {
-    const Pairs bytes = load_pairs(p);
-    return {{load_int(bytes << 24) >> 24, load_int(bytes << 16) >> 24, load_int(bytes << 8) >> 24,
-             load_int(bytes) >> 24}};
+    const Int bytes = load_int(p);
+    return {{bytes << 24 >> 24, bytes << 16 >> 24, bytes << 8 >> 24, bytes >> 24}};
   }
   static Left left(const char* p) { return load_as<Left>(p); }
   static Int accumulate(Int sum, Left a, const Right& b) {

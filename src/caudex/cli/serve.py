@@ -57,7 +57,7 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
     "--weights",
     type=click.Choice(get_args(WeightsName)),
     default=DEFAULTS.weights,
-    help="int8 multiplies in 8 bits: quicker, with other answers than the model's own.",
+    help="int8 and int4 round weights to so many bits: quicker, with other answers than the model's own.",
 )
 @model("--max-model-len", type=int, help="Longest prompt plus answer, in tokens.  [default: what model and pool allow]")
 @model(

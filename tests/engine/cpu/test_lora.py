@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caudex.engine.adapter import Adapter, LoraWeights
-from caudex.engine.cpu import available_isas
+from caudex.engine.cpu import QuantizedBits, available_isas
 from caudex.engine.cpu.llama import linear_shapes
 from caudex.engine.loading import UnsupportedModelError
 
 from .attention_twin import blocks_for
-from .test_llama import CONFIGS, Sequences, greedy, random_tokens, tiny_model, transformers_greedy
+from .test_llama import BITS, CONFIGS, Sequences, greedy, random_tokens, tiny_model, transformers_greedy
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -61,7 +61,7 @@ def test_tokens_equal_those_of_merged_weights(name: str, isa: str, rank: int) ->
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     isa=st.sampled_from(available_isas()),
     num_threads=st.sampled_from([1, 2, 3]),
-    quantized=st.booleans(),
+    bits=st.sampled_from([None, *BITS]),
     adapters=st.lists(st.dictionaries(st.sampled_from(PROJECTIONS), st.integers(1, 70), min_size=1), max_size=3),
     data=st.data(),
 )
@@ -70,20 +70,20 @@ def test_a_sequence_has_the_same_bits_in_any_company(
     dtype: torch.dtype,
     isa: str,
     num_threads: int,
-    quantized: bool,
+    bits: QuantizedBits | None,
     adapters: list[dict[str, int]],
     data: st.DataObject,
 ) -> None:
     """Sequences with several adapters and without, together, against each alone beside no other adapter."""
     model = tiny_model(name, dtype)
-    together = Sequences(model, dtype, isa=isa, num_threads=num_threads, quantized=quantized)
+    together = Sequences(model, dtype, isa=isa, num_threads=num_threads, bits=bits)
     for seed, ranks in enumerate(adapters):
         together.runner.add_adapter(random_adapter(model.config, seed, ranks))
     lengths = data.draw(st.lists(st.sampled_from([1, 2, 30, 100]), min_size=1, max_size=8))
     chosen = [data.draw(st.integers(-1, len(adapters) - 1)) for _ in lengths]
     parts, expected, free = [], [], 0
     for i, (length, adapter) in enumerate(zip(lengths, chosen, strict=True)):
-        alone = Sequences(model, dtype, isa=isa, num_threads=1, quantized=quantized)
+        alone = Sequences(model, dtype, isa=isa, num_threads=1, bits=bits)
         if adapter >= 0:
             alone.runner.add_adapter(random_adapter(model.config, adapter, adapters[adapter]))
         tokens = random_tokens(length, i)

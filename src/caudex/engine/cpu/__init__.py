@@ -8,7 +8,7 @@ prefix cache.
 from caudex.engine.cpu.batch import BatchMetadata
 from caudex.engine.cpu.checkpoint import CheckpointWeights
 from caudex.engine.cpu.kv_pool import KvPool
-from caudex.engine.cpu.linear import PackedLinear, pack_linear_layers, weight_by_output
+from caudex.engine.cpu.linear import PackedLinear, QuantizedBits, pack_linear_layers, weight_by_output
 from caudex.engine.cpu.llama import LlamaRunner, head_size, weight_shapes, why_unsupported
 from caudex.engine.cpu.norm import compile_norms
 from caudex.engine.cpu.threads import ThreadPool, available_isas
@@ -19,6 +19,7 @@ __all__ = [
     "KvPool",
     "LlamaRunner",
     "PackedLinear",
+    "QuantizedBits",
     "ThreadPool",
     "available_isas",
     "compile_norms",

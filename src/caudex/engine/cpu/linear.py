@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -10,6 +11,8 @@ from torch import nn
 from caudex import _core
 from caudex.engine.cpu.kv_pool import DTYPE_NAMES
 from caudex.engine.cpu.threads import ThreadPool
+
+QuantizedBits: TypeAlias = Literal[4, 8]
 
 
 class PackedLinear(nn.Module):
@@ -24,8 +27,8 @@ class PackedLinear(nn.Module):
         bias: [outputs] or None.
         product: what multiplies; its threads are the layer's.
         arena: where the packed weights go; those of one model belong side by side.
-        quantized: multiply in 8 bits, with loss. Each output has a scale for its weights, and each 64 inputs of a row
-            have one of their own, so that an output's bits still depend on its row alone.
+        bits: of a quantized weight, 8 or 4, with loss; None keeps them as they are. Inputs are rounded to 8 bits then:
+            each 64 of a row have a scale of their own, so that an output's bits still depend on its row alone.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class PackedLinear(nn.Module):
         product: _core.PackedProduct,
         arena: _core.Arena,
         *,
-        quantized: bool = False,
+        bits: QuantizedBits | None = None,
     ) -> None:
         super().__init__()
         if weight.dtype not in DTYPE_NAMES:
@@ -52,7 +55,7 @@ class PackedLinear(nn.Module):
             weight.data_ptr(),
             weight.stride(0),
             weight.stride(1),
-            quantized,
+            bits or 0,
         )
         self.packed_bias: torch.Tensor | None = None
         if bias is not None:
@@ -80,13 +83,13 @@ def pack_linear_layers(
     threads: ThreadPool,
     isa: str = "auto",
     *,
-    quantized: bool = False,
+    bits: QuantizedBits | None = None,
     exact: Container[nn.Module] = (),
 ) -> int:
     """Replace every `nn.Linear` and GPT-2 style `Conv1D` below `model` by a `PackedLinear`; returns how many.
 
     The model must be on the CPU and is for inference only afterwards. A weight that is tied to the embedding stays
-    in place there; the others are freed. With `quantized` all but the modules in `exact` are quantized.
+    in place there; the others are freed. With `bits` all but the modules in `exact` are quantized.
     """
     product, arena = _core.PackedProduct(threads.native, isa), _core.Arena()
     replaced = 0
@@ -95,7 +98,7 @@ def pack_linear_layers(
             weight = weight_by_output(child)
             if weight is not None:
                 bias = getattr(child, "bias", None)
-                packed = PackedLinear(weight, bias, product, arena, quantized=quantized and child not in exact)
+                packed = PackedLinear(weight, bias, product, arena, bits=None if child in exact else bits)
                 setattr(parent, name, packed)
                 replaced += 1
     return replaced

@@ -14,6 +14,7 @@ from caudex import _core
 from caudex.engine.adapter import Adapter, LoraWeights
 from caudex.engine.cpu.batch import BatchMetadata
 from caudex.engine.cpu.kv_pool import DTYPE_NAMES, KvPool
+from caudex.engine.cpu.linear import QuantizedBits
 
 MODEL_TYPES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
@@ -105,7 +106,7 @@ class LlamaRunner:
         weights: its tensors by transformers' names, of any floating type, on the CPU; see `weight_shapes`.
         pool: its keys and values; also gives the threads and the instruction set.
         max_model_len: positions to prepare for, 4 x head_dim bytes each.
-        quantized: multiply in 8 bits, except in the head: see `PackedLinear`.
+        bits: of a quantized weight of a layer, see `PackedLinear`. With 4 the head is quantized too, to 8.
 
     Raises:
         ValueError: the model is none this can run (the message says why), a weight is missing or has another shape than
@@ -119,7 +120,7 @@ class LlamaRunner:
         pool: KvPool,
         max_model_len: int,
         *,
-        quantized: bool = False,
+        bits: QuantizedBits | None = None,
     ) -> None:
         reason = why_unsupported(config, max_model_len)
         if reason is not None:
@@ -147,7 +148,7 @@ class LlamaRunner:
         self._num_layers, self._linear_shapes = config.num_hidden_layers, linear_shapes(config)
         self._weights, self._shapes = weights, weight_shapes(config)
         with torch.no_grad():
-            self._take_weights(config, quantized=quantized)
+            self._take_weights(config, bits)
             self._take_rotation(config, max_model_len)
         del self._weights, self._shapes
 
@@ -206,11 +207,11 @@ class LlamaRunner:
         self.native.forward(token_ids, batch.native, batch.plan, adapters, logit_rows, logits.data_ptr())
         return logits
 
-    def _take_weights(self, config: Any, *, quantized: bool) -> None:
+    def _take_weights(self, config: Any, bits: QuantizedBits | None) -> None:
         if not config.tie_word_embeddings:
             self._take_linear("embedding", 0, _EMBEDDING)
         self._take_linear("head", 0, _EMBEDDING if config.tie_word_embeddings else _HEAD)
-        self.native.encode(-1)
+        self._finish(-1, 8 if bits == 4 else None)
         self._take_norm("final", 0, _FINAL_NORM)
         head_norms = _HEAD_NORMS if config.model_type == "qwen3" else {}
         for index in range(config.num_hidden_layers):
@@ -218,8 +219,14 @@ class LlamaRunner:
                 self._take_linear(role, index, _in_layer(index, name))
             for role, name in {**_NORMS, **head_norms}.items():
                 self._take_norm(role, index, _in_layer(index, name))
-            finish = self.native.quantize if quantized else self.native.encode
-            finish(index)
+            self._finish(index, bits)
+
+    def _finish(self, layer: int, bits: QuantizedBits | None) -> None:
+        """Give a layer's weights, or the head's (-1), the form they are multiplied in."""
+        if bits is None:
+            self.native.encode(layer)
+        else:
+            self.native.quantize(layer, bits)
 
     def _take_linear(self, role: str, layer: int, name: str) -> None:
         weight = self._weight(name).to(self.pool.dtype).contiguous()
