@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from .virtual_engine import assert_all_right, make_engine, make_state, random_tokens, run_to_end, submit_all
+from .virtual_engine import (
+    assert_all_right,
+    expected_output,
+    make_engine,
+    make_state,
+    random_tokens,
+    run_to_end,
+    submit_all,
+)
 
 
 @pytest.mark.parametrize("token_budget", [16, 64], ids=["in chunks", "in one step"])
@@ -42,6 +50,19 @@ def test_a_sample_survives_the_request_it_would_branch_off() -> None:
     run_to_end(engine)
     assert_all_right(engine, states)
     assert engine.num_computed_tokens == 42 + 2, "what the first had computed is not computed again"
+
+
+def test_a_sample_that_has_run_before_its_leader_goes_on_from_its_own_text() -> None:
+    """It was admitted first, said two tokens and gave way: their prompt's logits are not for it."""
+    engine = make_engine(100, max_num_seqs=8, token_budget=16)
+    prompt = random_tokens(1, 42)
+    leader = make_state(0, prompt, 3)
+    said = expected_output(leader.prompt, "", 2)
+    sample = make_state(1, prompt, 5, leader=leader, output=said, num_preemptions=1)
+    states = submit_all(engine, [leader, sample])
+    run_to_end(engine)
+    assert_all_right(engine, states)
+    assert engine.num_forks == 0
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,13 @@ class Scheduler:
             if not chunk.samples or leader.output:
                 continue
             for state in leader.samples:
-                if state.request_id in self.waiting and self._may_fork(state) and self._fork(step, leader, state):
+                if self._may_fork(state) and self._fork(step, leader, state):
                     step.forks.append((chunk, state))
 
     def _may_fork(self, state: SequenceState) -> bool:
+        """Whether `state` waits, has said nothing yet (it may have run before, and given way), and has its turn."""
+        if state.request_id not in self.waiting or state.output:
+            return False
         return len(self.running) < self._max_num_seqs and not self.waiting.has_better(state) and self._fits(state, 1)
 
     def _fork(self, step: Step, leader: SequenceState, state: SequenceState) -> bool:
