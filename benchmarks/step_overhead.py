@@ -40,6 +40,10 @@ class TimedRunner(ModelRunner):
         self._inner = inner
         self.reset()
 
+    @property
+    def is_bit_stable(self) -> bool:
+        return self._inner.is_bit_stable
+
     def reset(self) -> None:
         self.num_steps = 0
         self.model_seconds = 0.0

@@ -6,6 +6,7 @@ namespace caudex {
 void bind_cache(nanobind::module_& m);
 void bind_parity(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_lookup(nanobind::module_& m);
 void bind_models(nanobind::module_& m);
 void bind_offline(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);
@@ -17,6 +18,7 @@ NB_MODULE(_core, m) {
   caudex::bind_cache(m);
   caudex::bind_parity(m);
   caudex::bind_kernels(m);
+  caudex::bind_lookup(m);
   caudex::bind_models(m);
   caudex::bind_offline(m);
   caudex::bind_routing(m);

@@ -6,8 +6,8 @@ A round takes one model (architecture, type, with adapters or without) and some 
 may ask for, and serves each alone by an engine without a cache. Then engines with random settings serve them in bursts:
 cold, cached, partly cached, evicted and computed again, computed by another, in a batch of one or sixteen, cut into any
 chunks, preempted, fetched from a disk that it shares with others, beside cancelled ones, as samples that branch off one
-prompt. Every answer must have the same tokens, log-probabilities, scores of the prompt, text and reason to end, to the
-last bit.
+prompt, on guesses that come true or not. Every answer must have the same tokens, log-probabilities, scores of the
+prompt, text and reason to end, to the last bit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import argparse
 import json
 import random
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -31,8 +32,9 @@ from caudex.engine.cpu.llama import MODEL_TYPES
 from caudex.engine.engine import Engine
 from caudex.engine.types import GenerationRequest, OutputGrammar, SamplingParams
 
-from .conftest import TINY_CONFIGS, byte_tokenizer
-from .harness import Result, assert_nothing_leaked, running_engine
+from .conftest import TINY_CONFIGS, VOCAB_SIZE, byte_tokenizer
+from .harness import Result, assert_nothing_leaked, running_engine, settled
+from .oracle import Answers, guessing
 
 ARCHITECTURES = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "gemma", "phi", "olmo", "granite")
 ADAPTED = {*MODEL_TYPES, "gemma", "olmo", "granite"}
@@ -52,7 +54,7 @@ class Case:
     prompt: list[int]
     sampling: SamplingParams
     adapter: str | None
-    bits: object = None
+    bits: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -76,6 +78,8 @@ def draw_case(rng: random.Random, stems: list[list[int]], with_adapters: bool) -
     """A prompt over one of `stems`, and random wishes, each of which most requests do not have."""
     is_long = rng.random() < 0.2  # An answer; its prompt is short then, so that many run at once and outgrow the pool.
     prompt = rng.choice(stems)[: rng.randrange(1, 31 if is_long else 91)] + [rng.randrange(256)] * rng.randrange(1, 9)
+    if rng.random() < 0.3:
+        prompt = prompt[:60] + prompt[: rng.randrange(3, 30)]
 
     def sometimes(*values: Any, otherwise: Any) -> Any:
         return rng.choice(values) if rng.random() < 0.25 else otherwise
@@ -97,7 +101,7 @@ def draw_case(rng: random.Random, stems: list[list[int]], with_adapters: bool) -
         presence_penalty=sometimes(0.5, -1.0, otherwise=0.0),
         frequency_penalty=sometimes(0.7, otherwise=0.0),
         repetition_penalty=sometimes(1.3, 0.8, otherwise=1.0),
-        logit_bias=sometimes({65: 5.0, 66: -9.0}, otherwise={}),
+        logit_bias=sometimes({65: 5.0, 66: -9.0}, {65: 50.0, 66: 50.0, 67: 50.0}, otherwise={}),
         grammar=sometimes(*GRAMMARS, otherwise=None) if rng.random() < 0.5 else None,
     )
     return Case(prompt, sampling, rng.choice([None, *ADAPTERS]) if with_adapters else None)
@@ -127,7 +131,18 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_seqs + rng.choice([1, 17, 64, 500]),
         "enable_prefix_caching": rng.random() < 0.9,
+        "prompt_lookup_tokens": rng.choice([0, 1, 4, 9]),
     }
+
+
+def draw_guesser(rng: random.Random, cases: list[Case]) -> AbstractContextManager[None]:
+    """Guesses by prompt lookup, or by an oracle that is right always, mostly or never."""
+    if rng.random() < 0.4:
+        return nullcontext()
+    answers: Answers = defaultdict(list)
+    for case in cases:
+        answers[tuple(case.prompt)].append(case.bits[0])
+    return guessing(answers, rng, rng.choice([0.0, 0.2, 1.0]), VOCAB_SIZE)
 
 
 def submit(engine: Engine, case: Case, serial: int, sample_of: str | None = None) -> Result:
@@ -139,7 +154,7 @@ def submit(engine: Engine, case: Case, serial: int, sample_of: str | None = None
     return result
 
 
-def bits_of(result: Result) -> object:
+def bits_of(result: Result) -> tuple[Any, ...]:
     last = result.wait().last
     assert last.finish_reason in ("stop", "length"), last
     scores = result.outputs[0].prompt_logprobs
@@ -171,8 +186,11 @@ def play_bursts(engine: Engine, rng: random.Random, cases: list[Case], num_burst
         if rng.random() < 0.1:
             engine.reset_prefix_cache()
     assert_nothing_leaked(engine)
-    tally.servings["preempted"] += engine.stats().preemptions
-    tally.servings["tokens from a tier"] += engine.stats().tier_hits
+    stats = settled(engine)
+    tally.servings["preempted"] += stats.preemptions
+    tally.servings["tokens from a tier"] += stats.tier_hits
+    tally.servings["guesses right"] += stats.accepted_draft_tokens
+    tally.servings["guesses wrong"] += stats.draft_tokens - stats.accepted_draft_tokens
 
 
 def play_round(
@@ -202,7 +220,8 @@ def play_round(
         "lora_adapters": adapters,
         "max_model_len": 120,
     }
-    with running_engine(**common, num_blocks=20, enable_prefix_caching=False, max_num_seqs=1) as engine:
+    alone = {"num_blocks": 20, "enable_prefix_caching": False, "max_num_seqs": 1, "prompt_lookup_tokens": 0}
+    with running_engine(**common, **alone) as engine:
         for serial, case in enumerate(cases):
             case.bits = bits_of(submit(engine, case, serial))
     for _ in range(num_engines):
@@ -211,7 +230,7 @@ def play_round(
         if with_tier:
             settings["kv_tiers"] = (f"disk:{directory}-kv,size=2M",)
         for _ in range(2 if with_tier else 1):  # The second one finds what the first has left on disk.
-            with running_engine(**common, **settings) as engine:
+            with draw_guesser(rng, cases), running_engine(**common, **settings) as engine:
                 play_bursts(engine, rng, cases, num_bursts, tally)
 
 

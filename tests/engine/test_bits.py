@@ -22,7 +22,8 @@ def test_a_hit_changes_nothing_but_time(
     folders = {name: save_adapter(model, tmp_path / name, seed) for seed, name in enumerate(adapters)}
     numerics = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype}
     play_round(
-        random.Random(5), model, folders, tally, numerics=numerics, num_engines=2, num_bursts=3, share_with_tier=1.0
+        random.Random(13), model, folders, tally, numerics=numerics, num_engines=2, num_bursts=3, share_with_tier=1.0
     )
-    for circumstance in ("hit", "part of a block hit", "sample of another", "tokens from a tier"):
+    circumstances = ("hit", "part of a block hit", "sample of another", "tokens from a tier", "guesses right")
+    for circumstance in (*circumstances, "guesses wrong"):
         assert tally.servings[circumstance] > 0, f"this round had nothing of: {circumstance}"

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from caudex.engine.scheduler import OutputForecast
 from caudex.engine.sequence_state import SequenceState
 
+from .oracle import Oracle
 from .virtual_engine import (
     VOCAB,
     assert_all_right,
+    expected_output,
     make_engine,
     make_state,
     overtakes,
@@ -33,6 +35,8 @@ from .virtual_engine import (
     num_blocks=st.integers(9, 40),
     max_overtakes=st.integers(0, 6),
     shares=st.sampled_from([True, True, True, False]),
+    draft_tokens=st.integers(0, 5),
+    error=st.sampled_from([0.0, 0.2, 1.0]),
 )
 def test_random_traffic(
     seed: int,
@@ -43,6 +47,8 @@ def test_random_traffic(
     num_blocks: int,
     max_overtakes: int,
     shares: bool,
+    draft_tokens: int,
+    error: float,
 ) -> None:
     rng = random.Random(seed)
     engine = make_engine(
@@ -52,6 +58,7 @@ def test_random_traffic(
         max_overtakes=max_overtakes,
         index=index,
         shares=shares,
+        draft_tokens=draft_tokens,
     )
     stems = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 18))] for _ in range(3)]
     states: list[SequenceState] = []
@@ -72,6 +79,8 @@ def test_random_traffic(
                     num_alternatives=num_alternatives,
                     leader=leader,
                 )
+                answer = expected_output(state.prompt, namespace, state.max_output_tokens)
+                state.lookup = Oracle(state.prompt, [answer], rng, error, VOCAB)
                 leader = leader or state
                 states.append(state)
                 engine.submit(state)
@@ -83,6 +92,9 @@ def test_random_traffic(
         assert engine.num_steps < 20_000, "requests do not finish"
     assert_all_right(engine, states)
     assert max(overtakes(engine).values(), default=0) <= max_overtakes
+    assert engine.scheduler.num_accepted_tokens <= engine.scheduler.num_drafted_tokens
+    if error == 1.0:
+        assert engine.scheduler.num_accepted_tokens == 0
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])

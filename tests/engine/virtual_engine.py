@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from caudex.cache import BlockCopy, PrefixCache
+from caudex.engine.drafting import Drafting
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.step import Step
@@ -110,14 +111,14 @@ class VirtualEngine:
 
     def _write(self, step: Step) -> None:
         for chunk in step.chunks:
-            identities = prefix_identities(chunk.state.tokens(), chunk.state.namespace)
-            for position in range(chunk.start, chunk.end):
+            identities = prefix_identities(np.append(chunk.state.tokens(), chunk.draft), chunk.state.namespace)
+            for position in range(chunk.start, chunk.start + chunk.num_tokens):
                 self.slots[self._slot(chunk.state, position)] = identities[position]
 
     def _read(self, step: Step) -> None:
         for chunk in step.chunks:
-            identities = prefix_identities(chunk.state.tokens(), chunk.state.namespace)
-            for position in range(chunk.end):
+            identities = prefix_identities(np.append(chunk.state.tokens(), chunk.draft), chunk.state.namespace)
+            for position in range(chunk.start + chunk.num_tokens):
                 assert self.slots.get(self._slot(chunk.state, position)) == identities[position], (
                     f"{chunk.state.request_id} would read another prefix's KV at position {position}"
                 )
@@ -133,11 +134,20 @@ class VirtualEngine:
                 self.scheduler.scores.keep(state.block_table, chunk.start + 1, scores)
 
     def _sample(self, step: Step) -> None:
-        for state, _ in step.sampling_places():
-            state.output.append(next_token(prefix_identities(state.tokens(), state.namespace)[-1]))
+        for sampling in step.samplings():
+            state, num_right = sampling.state, 0
+            assert len(sampling.rows) == 1 + len(sampling.draft)
+            state.output.append(self._next_token(state))
+            while sampling.draft[num_right : num_right + 1] == (state.output[-1],):
+                num_right += 1
+                state.output.append(self._next_token(state))
+            self.scheduler.keep_drafted(state, num_right)
             if state.num_output_left == 0:
                 self.scheduler.finish(state)
                 self.finished[state.request_id] = state
+
+    def _next_token(self, state: SequenceState) -> int:
+        return next_token(prefix_identities(state.tokens(), state.namespace)[-1])
 
 
 def make_engine(
@@ -147,6 +157,7 @@ def make_engine(
     max_num_seqs: int = 4,
     token_budget: int = 16,
     max_overtakes: int = 8,
+    draft_tokens: int = 0,
     **others: Any,
 ) -> VirtualEngine:
     shares = others.pop("shares", True)
@@ -157,6 +168,7 @@ def make_engine(
         max_num_batched_tokens=token_budget,
         max_overtakes=max_overtakes,
         shares=shares,
+        drafting=Drafting(draft_tokens) if draft_tokens else None,
     )
     return VirtualEngine(cache, scheduler, max_num_seqs, token_budget)
 

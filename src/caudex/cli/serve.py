@@ -108,6 +108,12 @@ Ctrl-C finishes what is running; a second Ctrl-C does not.
 )
 @batching("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs, help="Requests that run at once.")
 @batching("--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens, help="Tokens in one step.")
+@batching(
+    "--prompt-lookup-tokens",
+    type=int,
+    default=DEFAULTS.prompt_lookup_tokens,
+    help="Guessed tokens a request may try a step; 0 tries none, and so does the torch backend.",
+)
 @batching("--max-overtakes", type=int, default=DEFAULTS.max_overtakes, help="Younger requests that may pass an older.")
 @logs("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @logs("--log-format", type=click.Choice(["text", "json"]), default="text")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -72,7 +72,12 @@ class LayerShape:
 
 
 class AttentionBackend(ABC):
-    """Owns the KV pool of every layer and attends to it through block tables."""
+    """Owns the KV pool of every layer and attends to it through block tables.
+
+    `is_bit_stable` says whether a row has the same bits whatever shares its batch.
+    """
+
+    is_bit_stable: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -17,6 +17,9 @@ WeightsName: TypeAlias = Literal["model", "int8", "int4"]
 KvCacheDTypeName: TypeAlias = Literal["auto", "int8"]
 AttentionName: TypeAlias = Literal["auto", "cpu", "torch"]
 
+MAX_PROMPT_LOOKUP_TOKENS = 64
+"""The longest draft: longer ones come true too rarely to be worth their rows, and each has its logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -47,6 +50,9 @@ class EngineConfig:
             `disk:PATH[,size=10GiB]`, `valkey://HOST[:PORT][,ttl=SECONDS]`, `memory[,size=1GiB]` (docs/tiers.md).
         attention_backend: `cpu` is compiled, `torch` the plain reference; `auto` takes `cpu` where the model allows.
         num_threads: of the compiled kernels and PyTorch; None means one a core.
+        prompt_lookup_tokens: of what a request's own text suggests that comes next, try at most so many tokens a step
+            (see Drafting); 0 tries none. Outputs are the same bits either way; a backend that cannot promise that
+            (`torch`) tries none.
         max_overtakes: the most younger requests that are ever admitted before a waiting one (see Scheduler).
         lora_adapters: folders of LoRA adapters in peft's format, by the name that requests choose them by.
         seed: base of the sampling seeds of requests that bring none.
@@ -78,6 +84,7 @@ class EngineConfig:
     kv_tiers: tuple[str, ...] = ()
     attention_backend: AttentionName = "auto"
     num_threads: int | None = None
+    prompt_lookup_tokens: int = 4
     max_overtakes: int = 64
     lora_adapters: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
@@ -93,6 +100,7 @@ class EngineConfig:
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionName))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             check_range(name, getattr(self, name), 1, None)
+        check_range("prompt_lookup_tokens", self.prompt_lookup_tokens, 0, MAX_PROMPT_LOOKUP_TOKENS)
         check_range("max_overtakes", self.max_overtakes, 0, None)
         check_range("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):

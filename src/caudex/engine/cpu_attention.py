@@ -19,6 +19,8 @@ class CpuAttention(AttentionBackend):
     A row's output has the same bits whatever shares its batch, however its prompt was chunked, wherever its KV lies.
     """
 
+    is_bit_stable = True
+
     def __init__(self, pool: KvPool, num_heads: int) -> None:
         self._pool = pool
         self._num_heads = num_heads

@@ -19,6 +19,7 @@ from caudex.cache.events import EventPublisher
 from caudex.cache.namespace import join_namespace
 from caudex.engine.batch import Int32Array
 from caudex.engine.config import EngineConfig
+from caudex.engine.drafting import Drafting
 from caudex.engine.engine_loop import Abort, EngineLoop, ResetCache, Stop, Submit
 from caudex.engine.grammar import GrammarCompiler
 from caudex.engine.kv_fingerprint import adapter_digests, kv_fingerprint
@@ -28,6 +29,7 @@ from caudex.engine.loading import Progress, ignore_progress, locate_checkpoint
 from caudex.engine.memory import choose_max_model_len, choose_num_blocks
 from caudex.engine.model import load_model
 from caudex.engine.output_stream import OutputStream
+from caudex.engine.prompt_lookup import PromptLookup
 from caudex.engine.runner import ModelRunner
 from caudex.engine.runner_choice import make_runner
 from caudex.engine.scheduler import Scheduler
@@ -124,6 +126,9 @@ class Engine:
         self._num_submitted = 0
         self._error: BaseException | None = None
         self._tiers = tiers
+        self._drafting = None
+        if config.prompt_lookup_tokens and runner.is_bit_stable:
+            self._drafting = Drafting(config.prompt_lookup_tokens)
         scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
@@ -131,6 +136,7 @@ class Engine:
             max_overtakes=config.max_overtakes,
             shares=config.enable_prefix_caching,
             tiers=tiers,
+            drafting=self._drafting,
         )
         self._loop = EngineLoop(
             runner, cache, scheduler, self._known_ids.discard, check_invariants=config.debug, tiers=tiers
@@ -207,6 +213,8 @@ class Engine:
             raise InvalidRequestError(f"there is no adapter {request.adapter!r}; loaded are: {known}", "adapter")
         grammar = request.sampling.grammar
         matcher = None if grammar is None else self._grammars.compile(grammar)
+        # A grammar's state follows what is chosen, and would have to be taken back with each wrong guess.
+        lookup = PromptLookup(prompt) if self._drafting is not None and matcher is None else None
         max_output = min(request.sampling.max_tokens, self.max_model_len - len(prompt))
         with self._lock:
             if not self._accepting:
@@ -225,6 +233,7 @@ class Engine:
                 adapter=request.adapter,
                 priority=request.priority,
                 num_alternatives=request.sampling.prompt_logprobs,
+                lookup=lookup,
             )
             self._num_submitted += 1
             stream = OutputStream(

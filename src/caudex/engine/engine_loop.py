@@ -6,9 +6,10 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from caudex.engine.grammar import GrammarError
 from caudex.engine.kv_tiers import KvTiers
 from caudex.engine.output_stream import OutputStream
 from caudex.engine.runner import ModelRunner
-from caudex.engine.sampling import SampledToken, sample, score
+from caudex.engine.sampling import SampledToken, accepted, sample, score
 from caudex.engine.scheduler import Scheduler
 from caudex.engine.sequence_state import SequenceState
 from caudex.engine.step import ScheduledChunk, Step, copy_rows
@@ -194,12 +195,13 @@ class EngineLoop:
             self._fail(step, error)
             return
         self._failures_in_a_row = 0
-        for stream, token in sampled:
-            self._push(stream, token)
-            self._num_generated_tokens += bool(stream.state.output)
+        for stream, tokens in sampled:
+            num_before = len(stream.state.output)
+            self._push(stream, tokens)
+            self._num_generated_tokens += len(stream.state.output) - num_before
 
-    def _compute(self, step: Step) -> list[tuple[OutputStream, SampledToken]]:
-        """Run the model on a step's tokens, and sample one for every request that is due one."""
+    def _compute(self, step: Step) -> list[tuple[OutputStream, list[SampledToken]]]:
+        """Run the model on a step's tokens, and sample for every request that is due a token."""
         if step.copies:
             self._runner.copy_blocks(copy_rows(step.copies))
         if self._tiers is not None:
@@ -210,28 +212,35 @@ class EngineLoop:
         logits = self._runner.run(batch)
         seconds = time.perf_counter() - started
         if any(chunk.state.is_scoring for chunk in step.chunks):
-            logits = self._score_prompts(step, logits)
+            self._score_prompts(step, logits)
         self._scheduler.complete(step)
         if self._tiers is not None:
             self._tiers.note_step(step, seconds)
         if step.fork_copies:
             self._runner.copy_blocks(copy_rows(step.fork_copies))
-        if step.forks:
-            logits = logits[[place for _, place in step.sampling_places()]]
-        streams = [self._streams[state.request_id] for state, _ in step.sampling_places()]
-        return list(zip(streams, sample(logits, [stream.sampling_row() for stream in streams]), strict=True))
+        return self._sample(step, logits)
+
+    def _sample(self, step: Step, logits: Tensor) -> list[tuple[OutputStream, list[SampledToken]]]:
+        """The tokens of every request that is due one: of a draft, as many as came true and the one after them."""
+        samplings = step.samplings()
+        streams = [self._streams[sampling.state.request_id] for sampling in samplings]
+        wishes = [stream.sampling_rows(sampling.draft) for stream, sampling in zip(streams, samplings, strict=True)]
+        rows = [row for sampling in samplings for row in sampling.rows]
+        tokens = iter(sample(logits if rows == list(range(len(logits))) else logits[rows], [*chain(*wishes)]))
+        return [
+            (stream, accepted(list(islice(tokens, len(sampling.rows))), sampling.draft))
+            for stream, sampling in zip(streams, samplings, strict=True)
+        ]
 
     def _call_after_outputs(self) -> None:
         for callback in self.after_outputs:
             callback()
 
-    def _score_prompts(self, step: Step, logits: Tensor) -> Tensor:
-        """Score the tokens of the prompts that are to be; the rows that are left are sampled from."""
-        spans = step.logit_spans()
-        for chunk, start, end in spans:
+    def _score_prompts(self, step: Step, logits: Tensor) -> None:
+        """Score the tokens of the prompts that are to be."""
+        for chunk, start, end in step.logit_spans():
             if chunk.state.is_scoring:
                 self._score_chunk(chunk, logits[start:end])
-        return logits[[end - 1 for chunk, _, end in spans if chunk.samples]]
 
     def _score_chunk(self, chunk: ScheduledChunk, logits: Tensor) -> None:
         """Each row of a chunk's logits scores the token after it; the last of a prompt's none."""
@@ -241,10 +250,10 @@ class EngineLoop:
         state.prompt_scores += scores
         self._scheduler.scores.keep(state.block_table, first, scores)
 
-    def _push(self, stream: OutputStream, token: SampledToken) -> None:
-        """Give a stream its token; an owner whose callback raises is gone, and its request is aborted."""
+    def _push(self, stream: OutputStream, tokens: Sequence[SampledToken]) -> None:
+        """Give a stream its tokens; an owner whose callback raises is gone, and its request is aborted."""
         try:
-            stream.push(token)
+            num_taken = stream.push(tokens)
         except GrammarError as error:
             self._scheduler.finish(stream.state)
             grammar = stream.request.sampling.grammar
@@ -254,6 +263,8 @@ class EngineLoop:
             _log.exception("the output callback of request %s raised; aborting it", stream.request.request_id)
             self._abort(stream.request.request_id)
             return
+        if num_taken > 1:
+            self._scheduler.keep_drafted(stream.state, num_taken - 1)
         if stream.finish_reason is not None:
             self._scheduler.finish(stream.state)
             self._keep_session(stream)
@@ -310,6 +321,8 @@ class EngineLoop:
             prefix_cache_hits=self._scheduler.num_hit_tokens,
             prompt_tokens=self._scheduler.num_queried_tokens,
             generation_tokens=self._num_generated_tokens,
+            draft_tokens=self._scheduler.num_drafted_tokens,
+            accepted_draft_tokens=self._scheduler.num_accepted_tokens,
             preemptions=self._scheduler.num_preemptions,
             requests_finished=dict(self._finished),
             tier_queries=0 if self._tiers is None else self._tiers.num_queried_tokens,

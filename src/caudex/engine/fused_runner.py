@@ -40,6 +40,10 @@ class FusedRunner(ModelRunner):
     def kv_memory(self) -> KvMemory:
         return self._pool
 
+    @property
+    def is_bit_stable(self) -> bool:
+        return True
+
     def copy_blocks(self, copies: Int32Array) -> None:
         self._pool.copy_blocks((source, target) for source, target, _ in copies.tolist())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from caudex.engine.detokenizer import IncrementalDetokenizer, StopMatch, StopMatcher
 from caudex.engine.grammar import GrammarMatcher
@@ -44,9 +44,13 @@ class OutputStream:
         self._stops = StopMatcher(params.stop)
         self._seed = _request_seed(base_seed, request.request_id) if params.seed is None else params.seed
 
-    def sampling_row(self) -> SamplingRow:
-        """How this request's next token is to be sampled."""
-        output, params = self.state.output, self.request.sampling
+    def sampling_rows(self, draft: Sequence[int]) -> list[SamplingRow]:
+        """How this request's next token is to be sampled, and the one after each token of `draft` if it comes true."""
+        output = self.state.output
+        return [self._sampling_row([*output, *draft[:right]] if right else output) for right in range(len(draft) + 1)]
+
+    def _sampling_row(self, output: Sequence[int]) -> SamplingRow:
+        params = self.request.sampling
         return SamplingRow(
             params,
             self._seed,
@@ -58,14 +62,25 @@ class OutputStream:
             self._end_token_ids if len(output) < params.min_tokens else (),
         )
 
-    def push(self, token: SampledToken) -> None:
-        """Take the next token and give its owner what it adds; of a request that is only scored, the end."""
+    def push(self, tokens: Sequence[SampledToken]) -> int:
+        """Take the next tokens, up to one that ends the request, and give its owner what they add; how many it took.
+
+        Of a request that is only scored, give the end.
+        """
         if not self.state.max_output_tokens:
             self._give("", "length")
-            return
-        self.state.output.append(token.token_id)
-        text, reason, stop_reason = self._advance(token.token_id)
-        self._give(text, reason, stop_reason, [token])
+            return 0
+        taken, texts = 0, []
+        reason: FinishReason | None = None
+        stop_reason: str | int | None = None
+        while reason is None and taken < len(tokens):
+            token_id = tokens[taken].token_id
+            self.state.output.append(token_id)
+            text, reason, stop_reason = self._advance(token_id)
+            texts.append(text)
+            taken += 1
+        self._give("".join(texts), reason, stop_reason, tokens[:taken])
+        return taken
 
     def end(self, reason: FinishReason, error: str | None = None, error_field: str | None = None) -> None:
         """Finish without another token."""
@@ -103,11 +118,10 @@ class OutputStream:
         text: str,
         reason: FinishReason | None,
         stop_reason: str | int | None = None,
-        tokens: list[SampledToken] | None = None,
+        tokens: Sequence[SampledToken] = (),
         error: str | None = None,
         error_field: str | None = None,
     ) -> None:
-        tokens = tokens or []
         self.finish_reason = reason
         scores, self._has_prompt_scores = self._has_prompt_scores, False
         self._on_output(

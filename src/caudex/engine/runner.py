@@ -15,7 +15,15 @@ from caudex.engine.lora import LoraAdapters
 
 
 class ModelRunner(ABC):
-    """Owns the weights and the KV pool. Only the engine's thread calls it."""
+    """Owns the weights and the KV pool. Only the engine's thread calls it.
+
+    `is_bit_stable` says whether a row's logits are the same bits whatever else is in the step: with that, tokens can be
+    computed on a guess without changing what comes out.
+    """
+
+    @property
+    def is_bit_stable(self) -> bool:
+        return False
 
     @property
     @abstractmethod
@@ -43,6 +51,10 @@ class TransformersRunner(ModelRunner):
     @property
     def kv_memory(self) -> KvMemory:
         return self._backend.kv_memory
+
+    @property
+    def is_bit_stable(self) -> bool:
+        return self._backend.is_bit_stable
 
     def copy_blocks(self, copies: Int32Array) -> None:
         self._backend.copy_blocks(copies)

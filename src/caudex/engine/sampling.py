@@ -83,6 +83,17 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     ]
 
 
+def accepted(tokens: list[SampledToken], draft: Sequence[int]) -> list[SampledToken]:
+    """What is left of `tokens`, sampled one after the other behind those of `draft`: those up to the first wrong guess.
+
+    Behind a wrong guess the logits are those of another text.
+    """
+    for place, (token, guessed) in enumerate(zip(tokens, draft, strict=False)):
+        if token.token_id != guessed:
+            return tokens[: place + 1]
+    return tokens
+
+
 def _adjust(logits: FloatArray, rows: Sequence[SamplingRow]) -> FloatArray:
     """Logits after penalties, bias and grammar; the array itself where no row has any."""
     touched = [index for index, row in enumerate(rows) if _has_adjustments(row)]

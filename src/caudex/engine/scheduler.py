@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from caudex.cache import BlockCopy, OutOfBlocks, PrefixCache, SessionHints
 from caudex.engine.batch import Int32Array
+from caudex.engine.drafting import Drafting
 from caudex.engine.kv_tiers import KvTiers
 from caudex.engine.prompt_scores import PromptScores
 from caudex.engine.sequence_state import SequenceState
@@ -93,6 +94,7 @@ class Scheduler:
         max_overtakes: int,
         shares: bool = True,
         tiers: KvTiers | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._cache = cache
         self._block_size = cache.block_size
@@ -100,6 +102,7 @@ class Scheduler:
         self._token_budget = max_num_batched_tokens
         self._shares = shares
         self._tiers = tiers
+        self._drafting = drafting
         self._forecast = OutputForecast()
         self._written: set[int] = set()
         self._held: NDArray[np.bool] = np.zeros(cache.num_blocks, dtype=np.bool)
@@ -112,6 +115,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
 
     @property
     def num_fetching(self) -> int:
@@ -162,6 +167,8 @@ class Scheduler:
             self._survey_running()
             if not step.num_preempted and self._has_room(step):
                 self._admit_waiting(step)
+        if not step.num_preempted:
+            self._add_drafts(step)
         self._forecast.note_step(preempted=step.num_preempted > 0)
         return step
 
@@ -233,6 +240,37 @@ class Scheduler:
             if end == state.num_tokens:
                 self.waiting.mark_group(state)
         step.add(ScheduledChunk(state, start, end, samples=end == state.num_tokens))
+
+    def _add_drafts(self, step: Step) -> None:
+        """Let decoding requests try their guesses, in what everything else has left of the step."""
+        if self._drafting is None:
+            return
+        for place, guess in self._drafting.choose(step, self._token_budget - step.num_tokens):
+            draft = guess[: self._draft_slots(step.chunks[place].state, len(guess))]
+            if draft:
+                step.add_draft(place, draft)
+                self.num_drafted_tokens += len(draft)
+
+    def _draft_slots(self, state: SequenceState, wanted: int) -> int:
+        """How many of `wanted` slots behind its tokens a request has, or may take.
+
+        It takes a block a few tokens early, and only while nobody waits for one and every request could take another.
+        """
+        held = len(state.block_table)
+        missing = _num_blocks(state.num_tokens + wanted, self._block_size) - held
+        if missing > 0 and not len(self.waiting) and self._cache.num_available_blocks >= missing + len(self.running):
+            sequence = state.running_sequence()
+            sequence.allocate(state.num_tokens + wanted)
+            state.block_table = sequence.block_table
+            self.scores.forget(state.block_table[held:])
+        return min(wanted, len(state.block_table) * self._block_size - state.num_tokens)
+
+    def keep_drafted(self, state: SequenceState, count: int) -> None:
+        """Note that the first `count` tokens of a request's draft were right: their KV is that of its output."""
+        end = state.num_computed + count
+        state.running_sequence().append(state.token_slice(state.num_computed, end))
+        state.num_computed = state.num_allocated = end
+        self.num_accepted_tokens += count
 
     def _commit(self, state: SequenceState) -> None:
         state.running_sequence().commit(state.num_computed)

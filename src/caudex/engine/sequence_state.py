@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caudex.engine.batch import Int32Array
+from caudex.engine.prompt_lookup import PromptLookup
 from caudex.engine.types import TokenLogprob
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class SequenceState:
         num_alternatives: log-probabilities of the prompt are wanted, with this many alternatives a token; None if not.
         prompt_scores: those found so far, of tokens 1, 2 ... of the prompt.
         leader: the request that this one is another sample of; its `samples` has this one.
+        lookup: guesses what it says next; None if nothing is guessed of it.
         output: tokens generated so far.
         num_computed: leading tokens whose KV is in the pool, this step's included once it is scheduled.
         num_cached: prompt tokens found in the cache at the first admission; None before it.
@@ -57,6 +59,7 @@ class SequenceState:
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     leader: SequenceState | None = None
     samples: list[SequenceState] = field(default_factory=list)
+    lookup: PromptLookup | None = None
     output: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
     num_computed: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -15,24 +15,42 @@ from caudex.engine.sequence_state import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens `start:end` of `state` are computed in this step.
+    """Tokens `start:end` of `state` are computed in this step, and behind them the guesses of a `draft`.
 
-    `samples` says whether the last one's logits give a token.
+    `samples` says whether the last one's logits give a token. With a draft, each of its tokens' gives one more, as long
+    as what was sampled before is what was guessed.
     """
 
     state: SequenceState
     start: int
     end: int
     samples: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return self.end - self.start
+        return self.end - self.start + len(self.draft)
 
     @property
     def num_logit_rows(self) -> int:
         """How many of the chunk's last rows have their logits computed."""
-        return self.num_tokens if self.state.is_scoring else int(self.samples)
+        if self.state.is_scoring:
+            return self.num_tokens
+        return 1 + len(self.draft) if self.samples else 0
+
+    def token_ids(self) -> Int32Array:
+        """Shape (num_tokens,)."""
+        tokens = self.state.token_slice(self.start, self.end)
+        return np.concatenate([tokens, np.asarray(self.draft, dtype=np.int32)]) if self.draft else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`state` gets tokens from these `rows` of a step's logits: one, and one more for each right guess of `draft`."""
+
+    state: SequenceState
+    rows: range
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +83,26 @@ class Step:
         self.chunks.append(chunk)
         self.num_tokens += chunk.num_tokens
 
+    def add_draft(self, place: int, draft: Sequence[int]) -> None:
+        """Have the chunk at `place`, which samples, followed by guesses."""
+        self.chunks[place] = replace(self.chunks[place], draft=tuple(draft))
+        self.num_tokens += len(draft)
+
     def logit_spans(self) -> list[tuple[ScheduledChunk, int, int]]:
         """Each chunk that has logits, with where they begin and end among the rows that the batch gives."""
         ends = np.cumsum([chunk.num_logit_rows for chunk in self.chunks]).tolist()
         spans = zip(self.chunks, ends, strict=True)
         return [(chunk, end - chunk.num_logit_rows, end) for chunk, end in spans if chunk.num_logit_rows]
 
-    def sampling_places(self) -> list[tuple[SequenceState, int]]:
-        """The requests that get a token, each with its place among the rows of logits of the chunks that sample."""
-        sampling = [chunk for chunk in self.chunks if chunk.samples]
-        places = {id(chunk): place for place, chunk in enumerate(sampling)}
-        own = [(chunk.state, places[id(chunk)]) for chunk in sampling]
-        return own + [(state, places[id(chunk)]) for chunk, state in self.forks]
+    def samplings(self) -> list[Sampling]:
+        """The requests that get a token, each with its rows among those of the batch's logits."""
+        own: dict[int, Sampling] = {}
+        end = 0
+        for chunk in self.chunks:
+            end += chunk.num_logit_rows
+            if chunk.samples:
+                own[id(chunk)] = Sampling(chunk.state, range(end - 1 - len(chunk.draft), end), chunk.draft)
+        return [*own.values(), *(Sampling(state, own[id(chunk)].rows) for chunk, state in self.forks)]
 
     def batch(self) -> StepBatch:
         """Pack the chunks. Only for a step that has some."""
@@ -86,10 +112,12 @@ class Step:
         ends = starts[1:].tolist()
         logit_rows = [range(end - chunk.num_logit_rows, end) for chunk, end in zip(self.chunks, ends, strict=True)]
         return StepBatch(
-            token_ids=np.concatenate([chunk.state.token_slice(chunk.start, chunk.end) for chunk in self.chunks]),
-            positions=np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in self.chunks]),
+            token_ids=np.concatenate([chunk.token_ids() for chunk in self.chunks]),
+            positions=np.concatenate(
+                [np.arange(chunk.start, chunk.start + chunk.num_tokens, dtype=np.int32) for chunk in self.chunks]
+            ),
             query_starts=starts,
-            context_lens=np.asarray([chunk.end for chunk in self.chunks], dtype=np.int32),
+            context_lens=np.asarray([chunk.start + chunk.num_tokens for chunk in self.chunks], dtype=np.int32),
             block_tables=[chunk.state.block_table for chunk in self.chunks],
             adapters=[chunk.state.adapter for chunk in self.chunks],
             logit_rows=np.fromiter(chain.from_iterable(logit_rows), dtype=np.int32),

@@ -266,6 +266,8 @@ class EngineStats:
     prefix_cache_hits: int
     prompt_tokens: int
     generation_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     preemptions: int
     requests_finished: dict[FinishReason, int]
     kv_tiers: tuple[TierStats, ...] = ()

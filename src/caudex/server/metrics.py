@@ -142,6 +142,10 @@ class EngineCollector(Collector):
             yield from self._tiers(stats)
         yield self._counter("prompt_tokens", "Prompt tokens of requests that were run.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens computed on a guess.", stats.draft_tokens)
+        yield self._counter(
+            "spec_decode_num_accepted_tokens", "Tokens of a guess that came true.", stats.accepted_draft_tokens
+        )
         yield self._counter("num_preemptions", "Requests put back in the queue for want of blocks.", stats.preemptions)
         finished = CounterMetricFamily(
             f"{self._prefix}:request_success",
