@@ -1,6 +1,6 @@
 """A long run of random traffic through one engine: nothing leaks, nothing changes, nothing dies.
 
-    python benchmarks/soak.py --minutes 30 [--model MODEL] [--num-blocks 120]
+    python benchmarks/soak.py --minutes 30 [--model MODEL] [--num-blocks 120] [--weights int8]
 
 Requests arrive in bursts, share prefixes, are cancelled, preempt each other in a pool far too small, and come back.
 Each case (prompt, seed) must give the same tokens and log-probabilities, to the bit, every time it is served; the pool
@@ -15,11 +15,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
 
-from caudex.engine.config import EngineConfig
+from caudex.engine.config import EngineConfig, KvCacheDTypeName, WeightsName
 from caudex.engine.engine import Engine
 from caudex.engine.types import GenerationRequest, RequestOutput, SamplingParams
 
@@ -102,11 +103,19 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--num-blocks", type=int, default=120)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--weights", choices=get_args(WeightsName), default="model")
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDTypeName), default="auto")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     config = EngineConfig(
-        model=options.model, num_blocks=options.num_blocks, num_threads=options.num_threads, max_num_seqs=8, debug=True
+        model=options.model,
+        weights=options.weights,
+        kv_cache_dtype=options.kv_cache_dtype,
+        num_blocks=options.num_blocks,
+        num_threads=options.num_threads,
+        max_num_seqs=8,
+        debug=True,
     )
     with Engine.load(config) as engine:
         cases = make_cases(rng, engine.tokenizer.vocab_size, min(900, engine.max_model_len - 100))

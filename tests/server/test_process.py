@@ -18,7 +18,9 @@ import httpx
 import pytest
 
 from caudex.bench.local import free_port, wait_until_healthy
-from caudex.server.run import Address, listen, listening_socket
+from caudex.engine.config import EngineConfig
+from caudex.server.run import Address, listen, listening_socket, serve
+from caudex.server.settings import ServerSettings
 
 SERVE = [sys.executable, "-m", "caudex.cli", "serve", "--port", "0", "--num-blocks", "128", "--num-threads", "1"]
 LONG = {"prompt": "go on", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -105,6 +107,18 @@ def test_a_taken_port_is_said_before_the_model_is_loaded() -> None:
     assert ended.returncode == 1
     assert f"port {port}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_certificate_that_cannot_be_used_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text("no certificate")
+    for files, said in (
+        ((certificate, key), "certificate.pem"),
+        ((certificate, None), "PEM"),
+        ((None, key), "key.pem"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            serve(EngineConfig(model="none"), ServerSettings(), Address("127.0.0.1", 0, *files), on_ready=print)
 
 
 def test_of_two_servers_that_load_side_by_side_one_gets_the_port() -> None:

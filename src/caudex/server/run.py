@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -126,8 +127,9 @@ def serve(
 
     Raises:
         OSError: the port cannot be taken.
-        ValueError, FileNotFoundError: the model cannot be served; see Engine.load and Service.
+        ValueError, FileNotFoundError: the model or the certificate cannot be used; see Engine.load and Service.
     """
+    check_certificate(address)
     with listening_socket(address) as listener:
         bound_silence(listener, settings.client_timeout)
         with sigterm_as_interrupt():
@@ -205,6 +207,25 @@ def listening_socket(address: Address) -> socket.socket:
         listener.close()
         raise cannot_listen(address, exc) from exc
     return listener
+
+
+def check_certificate(address: Address) -> None:
+    """See that what TLS needs can be used, before a model is loaded.
+
+    Raises:
+        ValueError: one of the two files is no certificate or no key that belongs to it, or the certificate is missing.
+    """
+    if address.ssl_certfile is None:
+        if address.ssl_keyfile is not None:
+            raise ValueError(f"ssl_keyfile is {address.ssl_keyfile}, but there is no ssl_certfile that it belongs to")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(address.ssl_certfile, address.ssl_keyfile, password="")
+    except OSError as exc:
+        raise ValueError(
+            f"{address.ssl_certfile} (certificate) and {address.ssl_keyfile or 'the same file'} (private key) cannot "
+            f"be used for TLS: {exc.strerror or exc}; both are to be in PEM, and the key without a password"
+        ) from exc
 
 
 def listen(listener: socket.socket, address: Address) -> None:
