@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from caudex.server.fields import NEUTRAL
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 
@@ -136,11 +138,25 @@ def test_a_variable_that_is_a_parameter_of_the_rendering(server, name: str) -> N
     ("field", "value"),
     [
         ("top_logprobs", 3),
+        ("bad_words", ["no"]),
+        ("allowed_token_ids", [1, 2]),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("truncate_prompt_tokens", 5),
+        ("functions", [{"name": "f"}]),
+        ("documents", [{"text": "x"}]),
+        ("modalities", ["text", "audio"]),
         ("chat_template", "{{ messages }}"),
     ],
 )
 def test_what_the_server_does_not_do_is_refused_and_not_ignored(server, field: str, value: object) -> None:
     assert refusal(server.post(CHAT, messages=[USER], **{field: value}), 400)["param"] == field
+
+
+def test_what_asks_for_nothing_is_taken(server) -> None:
+    """Clients send fields with their defaults."""
+    neutral = {name: value for name, values in NEUTRAL.items() for value in values if name != "suffix"}
+    assert server.post(CHAT, messages=[USER], max_tokens=1, **neutral).status_code == 200
 
 
 def test_a_prompt_too_long_says_both_lengths(server) -> None:

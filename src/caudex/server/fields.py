@@ -27,9 +27,26 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "documents": (None, []),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1.0),
+    "logits_processors": (None, []),
+    "logprob_token_ids": (None,),
+    "modalities": (None, ["text"]),
+    "prompt_embeds": (None,),
+    "repetition_detection": (None,),
+    "return_tokens_as_token_ids": (None, False),
+    "skip_special_tokens": (None, True),
+    "thinking_token_budget": (None,),
+    "truncate_prompt_tokens": (None,),
+    "web_search_options": (None,),
 }
-"""Fields the engine does not act on, and the values with which they ask for nothing. Any other value is refused:
-an answer that ignores a setting is a wrong answer."""
+"""Fields of OpenAI's and vLLM's servers that this one does not act on, and the values with which they ask for nothing.
+Any other value is refused: an answer that ignores a setting is a wrong answer."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -69,6 +86,23 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    documents: Any = None
+    function_call: Any = None
+    functions: Any = None
+    include_stop_str_in_output: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    logprob_token_ids: Any = None
+    modalities: Any = None
+    prompt_embeds: Any = None
+    repetition_detection: Any = None
+    return_tokens_as_token_ids: Any = None
+    skip_special_tokens: Any = None
+    thinking_token_budget: Any = None
+    truncate_prompt_tokens: Any = None
+    web_search_options: Any = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     session_id: str | None = None
