@@ -3,6 +3,7 @@
     python benchmarks/kernels.py                  # tables
     python benchmarks/kernels.py --json FILE      # the same as JSON
     python benchmarks/kernels.py --only products,attention --threads 1
+    python benchmarks/kernels.py --only attention,model --kv-cache-dtype int8
 
 Shapes are SmolLM2-135M's: 30 layers, 576 wide, 9 query heads on 3 KV heads of 64. Products run through the weights of
 all layers, so that they come from memory as in a decode step. PyTorch gets what suits it best: keys and values
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from rich.table import Table
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from caudex import _core
+from caudex.engine.config import KvCacheDTypeName
 from caudex.engine.cpu import BatchMetadata, KvPool, LlamaRunner, PackedLinear, ThreadPool
 
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, CONTEXT = 30, 9, 3, 64, 16, 1500
@@ -60,6 +62,7 @@ class Setting:
     isa: str
     repeats: int
     compare: bool
+    kv_in_8_bits: bool
 
 
 def race(setting: Setting, ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float | None]:
@@ -141,7 +144,8 @@ STEPS = [
 
 def new_pool(setting: Setting) -> KvPool:
     threads, blocks = setting.threads, 8 * -(-CONTEXT // BLOCK_SIZE)
-    return KvPool(LAYERS, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, setting.dtype, threads=threads, isa=setting.isa)
+    shape = LAYERS, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM
+    return KvPool(*shape, setting.dtype, quantized=setting.kv_in_8_bits, threads=threads, isa=setting.isa)
 
 
 def attention(setting: Setting) -> list[Result]:
@@ -239,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, by commas: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDTypeName), default="auto")
     parser.add_argument("--threads", type=int, help="for both; default: one for each CPU")
     parser.add_argument("--isa", default="auto", help="instruction set; see caudex.engine.cpu.available_isas()")
     parser.add_argument("--repeats", type=int, default=9)
@@ -249,7 +254,14 @@ def main() -> None:
     if unknown:
         sys.exit(f"unknown section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     threads = ThreadPool(arguments.threads)
-    setting = Setting(DTYPES[arguments.dtype], threads, arguments.isa, arguments.repeats, not arguments.no_torch)
+    setting = Setting(
+        DTYPES[arguments.dtype],
+        threads,
+        arguments.isa,
+        arguments.repeats,
+        compare=not arguments.no_torch,
+        kv_in_8_bits=arguments.kv_cache_dtype == "int8",
+    )
     torch.manual_seed(0)
     results = []
     for section in arguments.only.split(","):

@@ -1,4 +1,4 @@
-"""What `--weights int8` and `int4` give up against the model's own weights, on text that every Python has.
+"""What fewer bits give up: `--weights int8` and `int4`, `--kv-cache-dtype int8`, on text that every Python has.
 
     python benchmarks/quantization.py                       # a table
     python benchmarks/quantization.py --json FILE           # the same as JSON
@@ -33,20 +33,29 @@ from transformers import AutoConfig
 
 from caudex.engine.cpu import CheckpointWeights, KvPool, LlamaRunner, ThreadPool, head_size
 from caudex.engine.loading import locate_checkpoint
-from caudex.engine.runner_choice import WEIGHT_BITS
 from caudex.engine.tokenizer import Tokenizer
 
 WINDOW, PROMPT, CONTINUED, BLOCK_SIZE = 512, 64, 64, 16
 BLOCKS = -(-WINDOW // BLOCK_SIZE)
 REFERENCE = "bfloat16"
+KINDS = {
+    REFERENCE: (torch.bfloat16, None, False),
+    "float32": (torch.float32, None, False),
+    "int8 weights": (torch.bfloat16, 8, False),
+    "int4 weights": (torch.bfloat16, 4, False),
+    "int8 KV": (torch.bfloat16, None, True),
+    "int8 weights and KV": (torch.bfloat16, 8, True),
+}
+"""Type of a model; the bits of its weights, if fewer; whether its keys and values are in 8."""
+
 Rows = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a kind of weights gives up against the reference, over all tokens; `bytes`: of the packed weights."""
+    """What a kind of model gives up against the reference, over all tokens; `bytes`: of the packed weights."""
 
-    weights: str
+    kind: str
     bytes: int
     perplexity: float
     mean_divergence: float
@@ -58,15 +67,16 @@ class Loss:
 class Model:
     """One sequence at a time through the kernels that serve it."""
 
-    def __init__(self, directory: Path, weights: str, threads: ThreadPool) -> None:
+    def __init__(self, directory: Path, kind: str, threads: ThreadPool) -> None:
         config: Any = AutoConfig.from_pretrained(directory)
         checkpoint = CheckpointWeights.find(directory)
         if checkpoint is None:
             raise SystemExit(f"{directory} has no safetensors")
-        dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        dtype, weight_bits, kv_in_8_bits = KINDS[kind]
         layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
-        self.pool = KvPool(layers, BLOCKS, BLOCK_SIZE, kv_heads, head_size(config), dtype, threads=threads)
-        self.runner = LlamaRunner(config, checkpoint, self.pool, WINDOW, bits=WEIGHT_BITS.get(weights))
+        shape = layers, BLOCKS, BLOCK_SIZE, kv_heads, head_size(config)
+        self.pool = KvPool(*shape, dtype, quantized=kv_in_8_bits, threads=threads)
+        self.runner = LlamaRunner(config, checkpoint, self.pool, WINDOW, bits=weight_bits)
         self.heads = config.num_attention_heads
 
     def logits(self, tokens: Rows, context: int) -> Tensor:
@@ -124,12 +134,12 @@ def measure(models: dict[str, Model], windows: list[Rows]) -> list[Loss]:
 
 def show(losses: list[Loss], tokens: int) -> None:
     table = Table(title=f"{tokens:,} tokens, against {REFERENCE}", title_justify="left")
-    heads = ["weights", "MB", "perplexity", "divergence", "its 99th percentile", "same likeliest token"]
+    heads = ["", "MB of weights", "perplexity", "divergence", "its 99th percentile", "same likeliest token"]
     for head in [*heads, f"of {CONTINUED} greedy tokens before one differs"]:
         table.add_column(head, justify="right")
     for loss in losses:
         table.add_row(
-            loss.weights,
+            loss.kind,
             f"{loss.bytes / 1e6:.0f}",
             f"{loss.perplexity:.3f}",
             f"{loss.mean_divergence:.5f}",
@@ -153,9 +163,7 @@ def main() -> None:
     text = options.text.read_text() if options.text else "\n".join(map(str, pydoc_data.topics.topics.values()))
     windows = windows_of(text, Tokenizer.load(directory, None), options.windows)
     threads = ThreadPool(options.threads)
-    losses = measure(
-        {name: Model(directory, name, threads) for name in (REFERENCE, "float32", "int8", "int4")}, windows
-    )
+    losses = measure({kind: Model(directory, kind, threads) for kind in KINDS}, windows)
     show(losses, len(windows) * WINDOW)
     if options.json_file:
         about = {"python": platform.python_version(), "model": directory.name, "argv": sys.argv[1:]}
