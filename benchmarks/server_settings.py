@@ -25,7 +25,7 @@ import serving
 from caudex.bench.player import Scale
 from caudex.bench.tables import duration
 from contenders import Contender, Match, Part, Patience, terminate_as_ctrl_c
-from servers import VLLM, Caudex, LlamaCpp, Server, Setting, every_core, vllm_environment
+from servers import NGRAMS, VLLM, Caudex, LlamaCpp, Server, Setting, every_core, vllm_environment
 from standings import median, more_is_better, print_markdown, print_table
 
 SHORT = (
@@ -53,7 +53,6 @@ HEADINGS = ("setting", "a wall", "b wall", "c cold", "c hot", "d tokens/s", "m b
 
 def vllm_settings(program: str | None) -> dict[str, Server]:
     """One change at a time to what `serving.py` starts: compiled, blocks of 32, a thread a core."""
-    ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 
     def started(*options: str, cores: str = every_core(), block_size: int = 32, **environment: str) -> Server:
         environment = vllm_environment(cores) | environment
@@ -70,10 +69,14 @@ def vllm_settings(program: str | None) -> dict[str, Server]:
         "512 tokens a step": started("--max-num-batched-tokens", "512"),
         "1,024 tokens a step": started("--max-num-batched-tokens", "1024"),
         "4,096 tokens a step": started("--max-num-batched-tokens", "4096"),
-        "n-gram speculation": started("--speculative-config", json.dumps(ngram)),
+        "n-gram speculation": VLLM(program=program, guesses=True),
+        "n-gram speculation, 4 tokens": started(
+            "--speculative-config", json.dumps(NGRAMS | {"num_speculative_tokens": 4})
+        ),
         "KV split off": started(VLLM_CPU_ATTN_SPLIT_KV="0"),
         "Intel's OpenMP": started(LD_PRELOAD=str(intel_openmp(program))),
         "w8a8": VLLM(program=program, weights="w8a8"),
+        "w8a8, n-gram speculation": VLLM(program=program, weights="w8a8", guesses=True),
     }
 
 
@@ -101,7 +104,7 @@ def llama_settings(program: str | None) -> dict[str, Server]:
         "KV in bf16": started("-ctk", "bf16", "-ctv", "bf16"),
         "no spinning": started("--poll", "0"),
         "threads bound to cores": started("--cpu-range", every_core(), "--cpu-strict", "1"),
-        "n-gram speculation": started("--spec-type", "ngram-simple"),
+        "n-gram speculation": LlamaCpp(program=program, guesses=True),
         "q8_0": started(weights="q8_0"),
         "q4_0": started(weights="q4_0"),
         "q4_1, the model's own file": started(weights="q4_1"),

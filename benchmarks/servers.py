@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -21,6 +22,10 @@ BITS = {"bf16": 16, "int8": 8, "w8a8": 8, "q8_0": 8, "q4_0": 4, "q4_1": 4}
 """The kinds of weights that servers run, each under its own server's name for it, and the bits of one, scales aside."""
 
 
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 3, "prompt_lookup_max": 4}
+"""What vLLM guesses by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What scenes ask of a server: tokens its KV pool holds, and requests it runs at once."""
@@ -34,18 +39,21 @@ class Server(ABC):
     """A server that may be installed, with one kind of weights.
 
     `options` and `environment` are its tuning: they change nothing but speed. Weights of other `bits` change the
-    answers, so figures are compared among servers of the same bits first.
+    answers, so figures are compared among servers of the same bits first. With `guesses` it guesses tokens from the
+    text so far (prompt lookup, n-grams) where that is not what it does anyway.
     """
 
     weights: str = "bf16"
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    guesses: bool = False
 
     program_name = ""
 
     @property
     def name(self) -> str:
-        return self.program_name if self.weights == "bf16" else f"{self.program_name} {self.weights}"
+        parts = (self.program_name, "" if self.weights == "bf16" else self.weights, "n-gram" if self.guesses else "")
+        return " ".join(part for part in parts if part)
 
     @property
     def bits(self) -> int:
@@ -97,7 +105,8 @@ class VLLM(Server):
         sizes = ["--block-size", str(self.block_size), "--num-gpu-blocks-override", blocks]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
         fixed = ["--port", str(port), "--dtype", "bfloat16", "--enable-prompt-tokens-details"]
-        return [self.program or "vllm", "serve", str(self.model()), *fixed, *sizes, *limits, *self.options]
+        guessing = ["--speculative-config", json.dumps(NGRAMS)] if self.guesses else []
+        return [self.program or "vllm", "serve", str(self.model()), *fixed, *sizes, *limits, *guessing, *self.options]
 
     def model(self) -> Path:
         return default_int8_checkpoint() if self.weights == "w8a8" else locate_checkpoint(None).directory
@@ -134,7 +143,8 @@ class LlamaCpp(Server):
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["-c", str(setting.pool_tokens), "-np", str(setting.max_running), "-t", str(os.cpu_count() or 1)]
         program = self.program or "llama-server"
-        return [program, "-m", str(self.model()), "--port", str(port), *sizes, *self.options]
+        guessing = ["--spec-type", "ngram-simple"] if self.guesses else []
+        return [program, "-m", str(self.model()), "--port", str(port), *sizes, *guessing, *self.options]
 
     def model(self) -> Path:
         kind = self.weights.upper()
