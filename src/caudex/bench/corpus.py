@@ -9,8 +9,10 @@ from importlib.resources import files
 
 import msgspec
 
-CHARACTERS_A_TOKEN = 4.4
-"""Of this text, in the vocabularies of today's models. Lengths are aimed at with it; the server counts exactly."""
+POLICY_CHARACTERS_A_TOKEN = 4.4
+MESSAGE_CHARACTERS_A_TOKEN = 3.75
+"""Of these texts, in the default model's vocabulary; others are near it. Lengths are aimed at with them; the server
+counts exactly."""
 
 QUESTIONS = (
     "Which of these messages is about a cancellation? Quote it and say why.",
@@ -53,7 +55,7 @@ class Writer:
 
     def system(self, num_tokens: int = 1_500) -> str:
         """An agent's instructions, as long as asked for or as the whole policy."""
-        return f"Policy, edition {self.nonce()}.\n\n{fit(load_corpus().policy, num_tokens)}"
+        return f"Policy, edition {self.nonce()}.\n\n{fit(load_corpus().policy, num_tokens * POLICY_CHARACTERS_A_TOKEN)}"
 
     def user_turn(self) -> str:
         return self.rng.choice(load_corpus().messages)
@@ -62,13 +64,14 @@ class Writer:
         """Numbered messages of users, about `num_tokens` long."""
         messages = list(load_corpus().messages)
         self.rng.shuffle(messages)
+        limit = num_tokens * MESSAGE_CHARACTERS_A_TOKEN
         lines, length = [f"Messages of week {self.nonce()}."], 0
         for number, message in enumerate(messages, start=1):
             lines.append(f"Message {number}: {message}")
             length += len(lines[-1])
-            if length >= num_tokens * CHARACTERS_A_TOKEN:
+            if length >= limit:
                 break
-        return fit("\n\n".join(lines), num_tokens)
+        return fit("\n\n".join(lines), limit)
 
     def about(self, document: str) -> str:
         """A prompt that ends in a question about a document."""
@@ -77,17 +80,17 @@ class Writer:
     def examples(self, num_tokens: int) -> str:
         """Labelled messages, as a few-shot prompt has them."""
         lines, length = [f"Task {self.nonce()}: name the topic of a message."], 0
-        while length < num_tokens * CHARACTERS_A_TOKEN:
+        limit = num_tokens * MESSAGE_CHARACTERS_A_TOKEN
+        while length < limit:
             lines.append(f"Message: {self.user_turn()}\nTopic: {self.rng.choice(TOPICS)}")
             length += len(lines[-1])
-        return fit("\n\n".join(lines), num_tokens)
+        return fit("\n\n".join(lines), limit)
 
     def question(self) -> str:
         text = self.rng.choice(QUESTIONS).format(k=self.rng.randint(1, 20))
         return f"Question {self.nonce()}: {text}"
 
 
-def fit(text: str, num_tokens: int) -> str:
-    """The first `num_tokens` tokens of a text, about, cut between words."""
-    limit = int(num_tokens * CHARACTERS_A_TOKEN)
-    return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0]
+def fit(text: str, limit: float) -> str:
+    """At most `limit` characters of a text's beginning, cut between words."""
+    return text if len(text) <= limit else text[: int(limit)].rsplit(" ", 1)[0]
