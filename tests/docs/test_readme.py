@@ -24,7 +24,7 @@ def test_every_command_is_told_of() -> None:
     assert set(COMMANDS) <= told
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/bench.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/bench.md", "docs/tiers.md"])
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text(encoding="utf-8")):

@@ -228,7 +228,7 @@ def test_a_store_that_breaks_or_hangs_is_a_miss(
     store.breaks = True
     with running_engine(**settings) as engine:
         broken = ask(engine)
-        assert engine.stats().kv_tiers[0].errors == 1
+        assert engine.stats().kv_tiers[0].read_errors == 1
     store.breaks, store.seconds = False, 3.0
     with running_engine(**settings) as engine:
         slow = submit(engine, PROMPT, greedy(12, logprobs=3))

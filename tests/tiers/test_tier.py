@@ -178,13 +178,13 @@ def test_a_store_that_fails_is_left_alone_for_a_while(caplog: pytest.LogCaptureF
         assert not tier.is_readable
         time.sleep(0.3)
         assert fetched(stack) == []
-        assert tier.stats.errors == 2
+        assert tier.stats.read_errors == 2
         store.fails = False
         time.sleep(0.6)
         assert fetched(stack) == BLOCKS[:10]
     assert [record.message for record in caplog.records] == [
-        "KV tier memory fails, and is tried again later: the store is gone",
-        "KV tier memory works again",
+        "KV tier memory cannot be read, which is tried again later: the store is gone",
+        "KV tier memory can be read again",
     ]
 
 
@@ -257,7 +257,7 @@ def test_valkey_killed_in_the_middle_of_reads_and_writes(valkey: ValkeyServer) -
     killer = threading.Timer(0.05, valkey.kill)
     killer.start()
     num_offered = 0
-    while not tier.stats.errors:
+    while not tier.stats.read_errors:
         blocks = fetched(stack)
         assert blocks == BLOCKS[: len(blocks)]
         tier.offer(SCOPE, KEYS[:5], blocks_at(range(5)))

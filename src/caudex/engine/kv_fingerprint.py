@@ -19,7 +19,7 @@ TIME_ONLY = frozenset(
     {
         "num_blocks", "kv_cache_bytes", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "index", "policy",
         "sharing", "enable_prefix_caching", "kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic",
-        "kv_tiers", "num_threads", "max_overtakes", "seed", "debug",
+        "kv_tiers", "num_threads", "prompt_lookup_tokens", "max_overtakes", "seed", "debug",
     }
 )  # fmt: skip
 """Settings that change no bit of KV. One that is not listed here takes part: at worst a block is not found."""

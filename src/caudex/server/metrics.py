@@ -33,6 +33,7 @@ TIER_OUTCOMES = {
 }  # fmt: skip
 TIER_BYTES = {"read": "read_bytes", "written": "written_bytes"}
 TIER_SECONDS = {"read": "read_seconds", "written": "write_seconds"}
+TIER_ERRORS = {"read": "read_errors", "written": "write_errors"}
 
 LENGTH_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
@@ -164,7 +165,7 @@ class EngineCollector(Collector):
         yield self._by_tier(stats, "kv_tier_blocks", "KV blocks, by what became of them.", "outcome", TIER_OUTCOMES)
         yield self._by_tier(stats, "kv_tier_bytes", "Bytes moved.", "direction", TIER_BYTES)
         yield self._by_tier(stats, "kv_tier_seconds", "Seconds spent moving them.", "direction", TIER_SECONDS)
-        yield self._by_tier(stats, "kv_tier_failures", "Calls that a store failed.", "kind", {"error": "errors"})
+        yield self._by_tier(stats, "kv_tier_errors", "Calls in which a store failed.", "direction", TIER_ERRORS)
 
     def _by_tier(self, stats: EngineStats, name: str, text: str, label: str, fields: Mapping[str, str]) -> Metric:
         """A counter of every tier, with a series for each of some fields of its stats."""

@@ -74,7 +74,7 @@ class Tier:
     def count_prefix(self, keys: Sequence[BlockKey]) -> int:
         """How many of the first keys the store has; 0 if it fails."""
         started = time.perf_counter()
-        found = self._ask(self._reading, lambda: self._store.count_prefix(keys))
+        found = self._read_by(lambda: self._store.count_prefix(keys))
         if found is None:
             return 0
         self._latency.observe(1, time.perf_counter() - started)
@@ -86,7 +86,7 @@ class Tier:
     def read(self, scope: bytes, keys: Sequence[BlockKey]) -> list[bytes]:
         """The blocks of the first keys, up to the first that is gone or not what it should be."""
         started = time.perf_counter()
-        records = self._ask(self._reading, lambda: self._store.get_many(keys))
+        records = self._read_by(lambda: self._store.get_many(keys))
         if records is None:
             return []
         blocks = list[bytes]()
@@ -148,7 +148,7 @@ class Tier:
         keys = [write.keys[place] for place in places]
         started = time.perf_counter()
 
-        def put() -> bool:
+        def put() -> None:
             encode = self._format.encode
             blocks = [write.blocks[place] for place in places]
             self._store.put_many(
@@ -156,9 +156,8 @@ class Tier:
             )
             if places[0]:
                 self._store.count_prefix(write.keys[: places[0]])
-            return True
 
-        if self._writing.is_pausing(time.monotonic()) or not self._ask(self._writing, put):
+        if self._writing.is_pausing(time.monotonic()) or not self._is_written_by(put):
             self._forget(keys)
             self.stats.dropped += len(keys)
             return
@@ -166,21 +165,37 @@ class Tier:
         self.stats.written_bytes += len(keys) * self._format.record_bytes
         self.stats.write_seconds += time.perf_counter() - started
 
-    def _ask(self, backoff: Backoff, call: Callable[[], _Answer]) -> _Answer | None:
+    def _read_by(self, call: Callable[[], _Answer]) -> _Answer | None:
         """What the store answers, or None if it fails: it is someone else's code, and no error of it leaves here."""
         try:
             answer = call()
         except Exception as error:
-            with self._lock:
-                self.stats.errors += 1
-            if not backoff.has_failed:
-                _log.warning("KV tier %s fails, and is tried again later: %s", self._store.name, error)
-            backoff.fail(time.monotonic())
+            self.stats.read_errors += 1
+            self._note_failure(self._reading, "read", error)
             return None
-        if backoff.has_failed:
-            _log.warning("KV tier %s works again", self._store.name)
-        backoff.succeed()
+        self._note_success(self._reading, "read")
         return answer
+
+    def _is_written_by(self, call: Callable[[], None]) -> bool:
+        """Whether the store did as it was told; likewise."""
+        try:
+            call()
+        except Exception as error:
+            self.stats.write_errors += 1
+            self._note_failure(self._writing, "written", error)
+            return False
+        self._note_success(self._writing, "written")
+        return True
+
+    def _note_failure(self, backoff: Backoff, verb: str, error: Exception) -> None:
+        if not backoff.has_failed:
+            _log.warning("KV tier %s cannot be %s, which is tried again later: %s", self._store.name, verb, error)
+        backoff.fail(time.monotonic())
+
+    def _note_success(self, backoff: Backoff, verb: str) -> None:
+        if backoff.has_failed:
+            _log.warning("KV tier %s can be %s again", self._store.name, verb)
+        backoff.succeed()
 
     def _note_read(self, num_read: int, num_asked: int, seconds: float) -> None:
         self.stats.hits += num_read

@@ -17,7 +17,7 @@ class TierStats:
         skipped: blocks not asked for, as computing was expected to be quicker.
         written, dropped: blocks stored; blocks not stored because the queue was full or the store failed.
         read_bytes, written_bytes, read_seconds, write_seconds: of blocks given and stored.
-        errors: calls in which the store failed.
+        read_errors, write_errors: calls in which the store failed.
     """
 
     name: str
@@ -31,4 +31,5 @@ class TierStats:
     written_bytes: int = 0
     read_seconds: float = 0.0
     write_seconds: float = 0.0
-    errors: int = 0
+    read_errors: int = 0
+    write_errors: int = 0
