@@ -42,7 +42,8 @@ class Model {
   Model(const LlamaShape& shape, const KernelTable& kernels, Weights weights, int num_threads)
       : shape_(shape),
         threads_(num_threads),
-        pool_(KvLayout(shape.num_layers, kBlockSize, shape.num_kv_heads, shape.head_dim, shape.dtype), kNumBlocks),
+        pool_(KvLayout(shape.num_layers, kBlockSize, shape.num_kv_heads, shape.head_dim, shape.dtype, shape.dtype),
+              kNumBlocks, kernels),
         model_(shape, pool_, threads_, kernels) {
     model_.set_linear("head", -1, matrix(shape.vocab_size, shape.hidden_size).at(0), nullptr);
     model_.set_norm("final", -1, norm(shape.hidden_size).data());
