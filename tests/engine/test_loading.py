@@ -56,7 +56,7 @@ def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.Monkey
 def test_a_conversion_that_fails_leaves_nothing(own_cache_folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(Exception, match=r".+"):
+    with pytest.raises(UnsupportedModelError, match=r"broken\.gguf cannot be read as a model"):
         locate_checkpoint(str(broken))
     assert [path.name for path in (own_cache_folder / "caudex" / "models").iterdir()] == [".lock"]
 
@@ -99,7 +99,7 @@ def test_one_process_converts_at_a_time(own_cache_folder: Path, tmp_path: Path) 
             stages.append(stage)
             fcntl.flock(lock, fcntl.LOCK_UN)
 
-        with pytest.raises(Exception, match=r".+"):
+        with pytest.raises(UnsupportedModelError, match="cannot be read"):
             locate_checkpoint(str(broken), on_progress)
     assert stages[0] == "Waiting for another process that converts a model"
 

@@ -114,6 +114,7 @@ def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
 
     Raises:
         OSError: the copy cannot be kept; the message names the folder and the remedy.
+        UnsupportedModelError: the file cannot be read.
     """
     folder = cache_folder() / "models" / f"{file.stem}-{_fingerprint(file)}"
     if folder.is_dir():
@@ -123,7 +124,8 @@ def _from_gguf(file: Path, name: str, progress: Progress | None) -> Checkpoint:
             _remove_scratch(folder.parent)
             scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder.parent))
             try:
-                _convert_gguf(file, scratch, progress)
+                with _reading(file):
+                    _convert_gguf(file, scratch, progress)
                 scratch.chmod(0o755)
                 scratch.rename(folder)
             finally:
@@ -138,9 +140,22 @@ def _writing_to(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno is None:
-            raise  # transformers' own, about what it reads.
         raise OSError(f"the converted model cannot be kept in {folder} ({error}): {_CACHE_REMEDY}") from error
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Within this context, a `.gguf` that cannot be read is told with its name and the remedy."""
+    try:
+        yield
+    except Exception as error:  # What a damaged file leads to is anything: sizes, names and offsets are read from it.
+        about_writing = isinstance(error, SafetensorError) or (isinstance(error, OSError) and error.errno is not None)
+        if about_writing or isinstance(error, ImportError | MemoryError):
+            raise
+        raise UnsupportedModelError(
+            f"{file} cannot be read as a model ({type(error).__name__}: {error}): fetch it again if it is damaged or "
+            "not whole; transformers may not know its architecture, too"
+        ) from error
 
 
 @contextmanager
