@@ -209,22 +209,21 @@ class Obstinate(MemoryStore):
 
 
 @pytest.fixture
-def with_store(monkeypatch: pytest.MonkeyPatch) -> Callable[[MemoryStore], None]:
-    def use(store: MemoryStore) -> None:
-        monkeypatch.setattr(store, "close", lambda: None)
-        monkeypatch.setattr("caudex.engine.engine.parse_store", lambda text: StoreSpec(text, lambda: store))
-
-    return use
+def stored(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Obstinate, Result]:
+    """A store that all engines of this test have, with the prompt's blocks in it, and the answer to the prompt."""
+    store = Obstinate()
+    monkeypatch.setattr(store, "close", lambda: None)
+    monkeypatch.setattr("caudex.engine.engine.parse_store", lambda text: StoreSpec(text, lambda: store))
+    with running_engine(**settings) as engine:
+        first = ask(engine)
+    return store, first
 
 
 def test_a_store_that_breaks_or_hangs_is_a_miss(
-    settings: dict[str, Any], with_store: Callable[[MemoryStore], None], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], stored: tuple[Obstinate, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Obstinate()
-    with_store(store)
+    store, first = stored
     monkeypatch.setattr("caudex.engine.kv_tiers.DEFAULT_LIMIT_SECONDS", 0.3)
-    with running_engine(**settings) as engine:
-        first = ask(engine)
     store.breaks = True
     with running_engine(**settings) as engine:
         broken = ask(engine)
@@ -245,12 +244,9 @@ def test_a_store_that_breaks_or_hangs_is_a_miss(
 
 
 def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(
-    settings: dict[str, Any], with_store: Callable[[MemoryStore], None]
+    settings: dict[str, Any], stored: tuple[Obstinate, Result]
 ) -> None:
-    store = Obstinate()
-    with_store(store)
-    with running_engine(**settings) as engine:
-        first = ask(engine)
+    store, first = stored
     store.seconds = 0.5
     with running_engine(**settings) as engine:
         cancelled = submit(engine, PROMPT, greedy(5))
@@ -262,13 +258,8 @@ def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(
         assert_nothing_leaked(engine)
 
 
-def test_shutting_down_ends_requests_that_wait(
-    settings: dict[str, Any], with_store: Callable[[MemoryStore], None]
-) -> None:
-    store = Obstinate()
-    with_store(store)
-    with running_engine(**settings) as engine:
-        first = ask(engine)
+def test_shutting_down_ends_requests_that_wait(settings: dict[str, Any], stored: tuple[Obstinate, Result]) -> None:
+    store, first = stored
     store.seconds = 0.3
     for drain, reason in ((True, "length"), (False, "abort")):
         engine = Engine.load(EngineConfig(num_threads=1, debug=True, **settings))
