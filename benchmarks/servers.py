@@ -18,7 +18,7 @@ from int8_checkpoint import default_int8_checkpoint
 ROOMY_TOKENS = 32_768
 MODEL_LENGTH = 4096
 
-BITS = {"bf16": 16, "int8": 8, "w8a8": 8, "q8_0": 8, "q4_0": 4, "q4_1": 4}
+BITS = {"bf16": 16, "int8": 8, "w8a8": 8, "q8_0": 8, "int4": 4, "q4_0": 4, "q4_1": 4}
 """The kinds of weights that servers run, each under its own server's name for it, and the bits of one, scales aside."""
 
 

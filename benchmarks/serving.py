@@ -16,7 +16,7 @@ Servers: each at the settings that served it best here (`servers.py`; `server_se
 not installed is left out, and it is said how to install it.
   16 bits  Caudex, vLLM and llama.cpp with the same bfloat16 weights
    8 bits  Caudex int8, vLLM w8a8 (compressed-tensors), llama.cpp q8_0
-   4 bits  llama.cpp q4_0 and q4_1
+   4 bits  Caudex int4, llama.cpp q4_0 and q4_1
 Caudex guesses tokens from the text so far unasked; peers are played with n-gram speculation and without.
 
 All are started first; then each plays a part in turn, in another order every repeat, while the others are stopped, so
@@ -81,6 +81,7 @@ def known_servers(vllm: str | None, llama_server: str | None) -> list[Server]:
         Caudex(weights="int8"),
         VLLM(program=vllm, weights="w8a8"),
         VLLM(program=vllm, weights="w8a8", guesses=True),
+        Caudex(weights="int4"),
         *(LlamaCpp(program=llama_server, weights=weights) for weights in ("q8_0", "q4_0", "q4_1")),
     ]
 

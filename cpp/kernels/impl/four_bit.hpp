@@ -30,8 +30,9 @@ struct Expansion {
 };
 
 // Weights of a panel in 4 bits: V / 2 vectors of columns and those 16 columns after each. What is expanded of them is
-// left in a plain panel too, unless `plain` is null. With `kFetch` what comes behind is fetched into the cache.
-template <int V, bool kFetch>
+// left in a plain panel too, unless `plain` is null. What comes behind is fetched into the cache, also with a single row:
+// unlike with more bits a weight, the processor's own prefetching does not keep up.
+template <int V>
 class FourBitWeights {
  public:
   FourBitWeights(const PanelProduct& product, int first_column, char* plain)
@@ -55,7 +56,7 @@ class FourBitWeights {
       expansions[v] = Expansion::load(codes + kScaledSteps * kFourBitStepBytes + v * kWidth * 4);
     }
     for (int step = 0; step < kScaledSteps; ++step, codes += kFourBitStepBytes) {
-      if (kFetch) fetch_ahead(step);
+      fetch_ahead(step);
       Int weights[V];
       CAUDEX_UNROLL
       for (int v = 0; v < V / 2; ++v) {
@@ -113,8 +114,7 @@ void multiply_four_bit_rows(const PanelProduct& product, int rows, char* plain) 
   }
   constexpr int V = kProductVectors;
   for (int column = 0; column < kPanelColumns / 2; column += V / 2 * kWidth) {
-    const FourBitWeights<V, (R >= StreamPrefetch::kLeastRows)> weights(product, column, plain);
-    multiply_groups_into<R>(product, 0, column_pairs<V>(column), weights);
+    multiply_groups_into<R>(product, 0, column_pairs<V>(column), FourBitWeights<V>(product, column, plain));
   }
 }
 
