@@ -106,9 +106,9 @@ struct QuantizedRow {
 //   weight     2^(score - maximum) by a polynomial of degree 3
 //   output     old output * factor + float(sum over the step of byte * value) * unit
 //
-// `byte` is a weight times its value's scale in units of 1/255 of the largest such in the step. Sums of integers are exact,
-// each product and sum of floats is rounded, so every instruction set gives the same bits. A query, a left operand of
-// attend_step_int8: 4 * key_steps values, then a QuantizedRow whose scale is positive and has the step's scale in it.
+// `byte` is a weight times its value's scale in units of 1/255 of the largest such in the step. Sums of integers are
+// exact, each product and sum of floats is rounded, so every instruction set gives the same bits. A query, a left operand
+// of attend_step_int8: 4 * key_steps values, then a QuantizedRow whose scale is positive and has the step's scale in it.
 constexpr float kMostWeight = 255.0f;
 constexpr int kMaxHeadDim = 1024;
 

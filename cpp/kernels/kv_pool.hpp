@@ -27,9 +27,9 @@ struct HeadRows {
 // rows, [token][head_dim], which are rearranged while they are read: right, but slower.
 //
 // In int8 a token's value is its largest magnitude / 127, a float32, times whole numbers from -127 to 127, and so is the
-// Walsh-Hadamard transform of its key: what is kept of a token depends on that token alone. The 16 scales of a chunk stand behind its keys and behind
-// its values, the scale of a plain row behind the row. In chunks keys are kept plus 128 (see "Rows and weights in
-// 8 bits" and "Attention over keys and values in 8 bits" in kernel_table.hpp).
+// Walsh-Hadamard transform of its key: what is kept of a token depends on that token alone. The 16 scales of a chunk
+// stand behind its keys and behind its values, the scale of a plain row behind the row. In chunks keys are kept plus 128
+// (see "Rows and weights in 8 bits" and "Attention over keys and values in 8 bits" in kernel_table.hpp).
 struct KvLayout {
   KvLayout(int num_layers, int block_size, int num_kv_heads, int head_dim, DType dtype, DType kv_dtype);
 

@@ -165,8 +165,8 @@ void attend_in_chunks(PagedAttention& attention, const World& world, int most, i
 }
 
 // One row's softmax in double. Values are below 1; off by roundings of scores and weights: 2^-13 with float32; with
-// bfloat16 the weights and the result are rounded to 8 bits each, which makes 2^-7; in int8 all is rounded to 7 or 8 bits,
-// and scores that are wrong by 2^-6 of their largest make weights wrong by that times the scale.
+// bfloat16 the weights and the result are rounded to 8 bits each, which makes 2^-7; in int8 all is rounded to 7 or 8
+// bits, and scores that are wrong by 2^-6 of their largest make weights wrong by that times the scale.
 void check_row(const World& world, int sequence, int position, int head, const Values& outputs) {
   const Shape& shape = world.shape;
   const int kv_head = head / shape.group_size, dim = shape.head_dim;

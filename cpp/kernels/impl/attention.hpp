@@ -39,11 +39,12 @@ struct PlainScores {
 
 template <class Scores, int R, bool kFetchNext>
 inline void score_rows(const AttentionStep& step, int first, float (&scores)[R][kStepTokens]) {
+  using Product = typename Scores::Product;
   constexpr int kPerChunk = kChunkTokens / kWidth;
   for (int v = 0; v < kStepVectors; v += kAttentionVectors) {
     const char* keys[kAttentionVectors];
     ChunkPrefetch<kAttentionVectors> next{{}, kChunkTokens * 4};
-    typename Scores::Product::Sum sums[R][kAttentionVectors];
+    typename Product::Sum sums[R][kAttentionVectors];
     CAUDEX_UNROLL
     for (int c = 0; c < kAttentionVectors; ++c) {
       keys[c] = key_vector(step, v + c);
@@ -53,14 +54,16 @@ inline void score_rows(const AttentionStep& step, int first, float (&scores)[R][
     }
     const char* query = step.query + first * step.query_row;
     if constexpr (kFetchNext) {
-      multiply_tile<typename Scores::Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, next);
+      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, next);
     } else {
-      multiply_tile<typename Scores::Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, NoPrefetch{});
+      multiply_tile<Product>(sums, query, step.query_row, keys, kChunkTokens * 4, step.key_steps, NoPrefetch{});
     }
     CAUDEX_UNROLL
     for (int r = 0; r < R; ++r) {
       CAUDEX_UNROLL
-      for (int c = 0; c < kAttentionVectors; ++c) store(scores[r] + (v + c) * kWidth, Scores::score(step, v + c, sums[r][c]));
+      for (int c = 0; c < kAttentionVectors; ++c) {
+        store(scores[r] + (v + c) * kWidth, Scores::score(step, v + c, sums[r][c]));
+      }
     }
   }
 }
@@ -83,8 +86,8 @@ inline float mask_row(float* scores, int visible) {
   return largest(top);
 }
 
-// Bring R rows' maxima up to date by their largest scores (scaled), all in one go: the factors by which their outputs and sums so
-// far shrink are functions of few numbers and would wait for one another.
+// Bring R rows' maxima up to date by their largest scores (scaled), all in one go: the factors by which their outputs and
+// sums so far shrink are functions of few numbers and would wait for one another.
 template <int R>
 inline void raise_maxima(const AttentionStep& step, int first, const float (&tops)[R], float (&factors)[R]) {
   constexpr int kLanes = (R + kWidth - 1) / kWidth * kWidth;

@@ -50,8 +50,8 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// The nearest whole number, ties to even, and what is left, exact. Adding and taking away 1.5 * 2^23 rounds any magnitude
-// below 2^22.
+// The nearest whole number, ties to even, and what is left, exact. Adding and taking away 1.5 * 2^23 rounds any
+// magnitude below 2^22.
 inline Vec nearest(Vec v) {
   const Vec shift = splat(12582912.0f);
   return (v + shift) - shift;
