@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from caudex._core import TokenHistory
 from caudex.engine.config import EngineConfig
-from caudex.engine.drafting import ROW_COST, Drafting
+from caudex.engine.drafting import EXTRA_COST, ROWS_WHILE_READING, Drafting
 from caudex.engine.prompt_lookup import PromptLookup
 from caudex.engine.step import ScheduledChunk, Step
 from caudex.engine.types import OutputGrammar, SamplingParams
@@ -99,29 +99,26 @@ def step_of(chances: list[float], num_left: int, num_prefill: int) -> Step:
     num_left=st.integers(1, 9),
     num_prefill=st.sampled_from([0, 0, 30]),
 )
-def test_drafts_are_what_is_worth_its_rows(
+def test_drafts_make_the_most_tokens_a_second(
     chances: list[float], max_tokens: int, spare: int, num_left: int, num_prefill: int
 ) -> None:
-    """Within all limits; each token tried makes the step's tokens come sooner, and the best that was left would not."""
+    """Within all limits, the likeliest tokens, and so many that neither more nor fewer would come sooner."""
     step = step_of(chances, num_left, num_prefill)
     drafts = dict(Drafting(max_tokens).choose(step, spare))
     longest = min(max_tokens, num_left - 1)
     lengths = [len(drafts.get(place, [])) for place in range(len(chances))]
     assert max(lengths) <= longest
     assert sum(lengths) <= spare
-    tried = sorted(
-        (chance**i for chance, n in zip(chances, lengths, strict=True) for i in range(1, n + 1)), reverse=True
-    )
-    speeds = [
-        (step.num_tokens + sum(tried[:count])) / (1 + ROW_COST * (step.num_tokens + count - 1))
-        for count in range(len(tried) + 1)
-    ]
-    assert speeds == sorted(speeds)
-    left = max((chance ** (n + 1) for chance, n in zip(chances, lengths, strict=True) if n < longest), default=0.0)
-    assert left <= min(tried, default=1.0) + 1e-12
-    if sum(lengths) < spare and left:
-        rows = step.num_tokens + len(tried)
-        assert (step.num_tokens + sum(tried) + left) / (1 + ROW_COST * rows) <= speeds[-1] * (1 + 1e-9)
+    ranked = sorted((chance**i for chance in chances for i in range(1, longest + 1)), reverse=True)[:spare]
+    tried = sorted(chance**i for chance, n in zip(chances, lengths, strict=True) for i in range(1, n + 1))
+    assert tried[::-1] == ranked[: len(tried)]
+
+    def tokens_a_second(extra: int) -> float:
+        rows = step.num_tokens + extra
+        return (step.num_tokens + sum(ranked[:extra])) / max(1 + EXTRA_COST * extra, rows / ROWS_WHILE_READING)
+
+    best = max(tokens_a_second(extra) for extra in range(len(ranked) + 1))
+    assert tokens_a_second(len(tried)) == pytest.approx(best, rel=1e-9)
 
 
 WISHES = [

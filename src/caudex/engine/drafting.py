@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 
 from caudex.engine.step import ScheduledChunk, Step
 
-ROW_COST = 0.09
-"""What one more row adds to a step, as a share of a step of one row: 0.5 of 5.5 ms with bfloat16 weights, 0.3 of 4.3
-with int8 (SmolLM2-135M, two Zen 4 cores)."""
+ROWS_WHILE_READING = 9
+"""Rows that are computed while a step's weights are read (SmolLM2-135M, two Zen 4 cores: 9 in bfloat16, 10 in int8)."""
+EXTRA_COST = 0.02
+"""What a drafted row adds to a step all the same, as a share of it: attention, sampling, packing."""
 
 
 class Drafting:
@@ -18,14 +21,14 @@ class Drafting:
     a row's logits are the same bits in any company, and its random number has the position's name. The tokens are
     those without a draft, up to and with the first that was guessed wrong; the rest is dropped.
 
-    How long a draft is. A step of R rows takes about 1 + c(R - 1) times as long as a step of one row, c being
-    `ROW_COST`. Where it is expected to give N tokens, a further row that is right with probability q is worth it if
-    (N + q) tokens in the longer time are more a second, that is if
+    How long drafts are. Token i of a guess is right with probability `acceptance` ** i. Of all requests' tokens, best
+    first, as many are tried as make most tokens a second: certain ones and expected ones, through what a step of so
+    many rows takes (a roofline; Williams et al., 2009). So a lone request, whose step waits for the weights, tries
+    whatever has a chance of a few percent, eight at once one or two tokens between them, and more nothing: once a step
+    computes longer than it reads, a row costs what its token is worth.
 
-        q > N c / (1 + c (R - 1)).
-
-    A guess's token i is right with probability `acceptance` ** i. So a lone request tries anything likelier than 9 %,
-    eight at once what is likelier than 44 %, and in the company of a long prompt hardly anything is worth a row.
+    Rejected: learning the two numbers from the steps' own times. Where they are noisy, as on a shared machine, what is
+    learnt is the noise, and costs more than the better numbers bring.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -42,15 +45,15 @@ class Drafting:
             ),
             reverse=True,
         )
-        lengths: Counter[int] = Counter()
-        num_rows = expected = float(step.num_tokens)
-        for chance, place in ranked[:spare]:
-            if chance <= expected * ROW_COST / (1 + ROW_COST * (num_rows - 1)):
-                break
-            lengths[place] += 1
-            num_rows += 1
-            expected += chance
+        count = self._best_count(step.num_tokens, [chance for chance, _ in ranked[:spare]])
+        lengths = Counter(place for _, place in ranked[:count])
         return [(place, guesses[place][:length]) for place, length in lengths.items()]
+
+    def _best_count(self, num_rows: int, chances: Sequence[float]) -> int:
+        """How many rows with these falling chances make most tokens a second beside `num_rows` that are certain."""
+        expected = accumulate(chances, initial=float(num_rows))
+        rates = [tokens / _step_time(num_rows, extra) for extra, tokens in enumerate(expected)]
+        return max(range(len(rates)), key=rates.__getitem__)
 
     def _guess(self, chunk: ScheduledChunk) -> list[int]:
         """A decoding request's guess; never more than may still be generated after the token that is due anyway."""
@@ -62,3 +65,8 @@ class Drafting:
     def _chance(self, chunk: ScheduledChunk, index: int) -> float:
         lookup = chunk.state.lookup
         return lookup.acceptance ** (index + 1) if lookup is not None else 0.0
+
+
+def _step_time(num_rows: int, extra: int) -> float:
+    """What a step of `num_rows` certain and `extra` drafted rows takes; 1 is one that waits for the weights alone."""
+    return max(1 + EXTRA_COST * extra, (num_rows + extra) / ROWS_WHILE_READING)
