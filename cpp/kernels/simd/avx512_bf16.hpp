@@ -89,7 +89,7 @@ inline Int sub_int(Int a, Int b) { return a - b; }
 inline Int max_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_max_epi32(bits_of(a), bits_of(b))); }
 inline Int load_int(const char* p) { return reinterpret_cast<Int>(_mm512_loadu_si512(p)); }
 inline void store_int(char* p, Int v) { _mm512_storeu_si512(p, bits_of(v)); }
-inline Int mul_int(Int a, Int b) { return a * b; }
+inline Int mul_int(Int a, Int b) { return reinterpret_cast<Int>(_mm512_mullo_epi32(bits_of(a), bits_of(b))); }
 template <int kBits>
 inline Int shift_right(Int v) {
   return reinterpret_cast<Int>(_mm512_srli_epi32(bits_of(v), kBits));

@@ -124,7 +124,10 @@ inline Int max_int(Int a, Int b) {
 }
 inline Int load_int(const char* p) { return load_as<Int>(p); }
 inline void store_int(char* p, Int v) { __builtin_memcpy(p, &v, sizeof(v)); }
-inline Int mul_int(Int a, Int b) { return a * b; }
+inline Int mul_int(Int a, Int b) {
+  const Pairs product = load_as<Pairs>(&a) * load_as<Pairs>(&b);
+  return load_as<Int>(&product);
+}
 template <int kBits>
 inline Int shift_right(Int v) {
   const Pairs shifted = load_as<Pairs>(&v) >> kBits;
@@ -182,8 +185,11 @@ struct ByteValueProduct : ByteProduct {
     std::uint8_t values[4];
   };
   static Right right(const char* p) {
-    const Int bytes = load_int(p);
-    return {{bytes << 24 >> 24, bytes << 16 >> 24, bytes << 8 >> 24, bytes >> 24}};
+    const Pairs bytes = load_pairs(p);
+    const Pairs shifted[] = {bytes << 24, bytes << 16, bytes << 8, bytes};
+    Right weights;
+    for (int i = 0; i < 4; ++i) weights.weights[i] = load_as<Int>(&shifted[i]) >> 24;
+    return weights;
   }
   static Left left(const char* p) { return load_as<Left>(p); }
   static Int accumulate(Int sum, Left a, const Right& b) {
