@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from caudex.engine import loading
@@ -20,7 +21,7 @@ from caudex.engine.loading import UnsupportedModelError, default_gguf, locate_ch
 from caudex.engine.tokenizer import Tokenizer
 from caudex.engine.types import ChatTemplateError, SamplingParams
 
-from .conftest import byte_tokenizer
+from .conftest import GROUPED, byte_tokenizer
 from .harness import greedy, running_engine, submit
 
 QUANTIZED = (("weights", "int8"), ("weights", "int4"), ("kv_cache_dtype", "int8"))
@@ -191,13 +192,13 @@ def test_the_pool_and_the_longest_length_fit_each_other(tiny_model: Callable[[st
             Engine.load(EngineConfig(model=model, **settings))  # type: ignore[arg-type]
 
 
-def test_the_cpu_backend_by_name_says_why_it_cannot(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_cpu_backend_by_name_says_why_it_cannot(tmp_path: Path) -> None:
     model = tmp_path / "softcapped"
-    shutil.copytree(tiny_model("gemma"), model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "sliding_window": None}
-    config |= {"layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}
-    (model / "config.json").write_text(json.dumps(config))
+    config = transformers.Gemma2Config(
+        **GROUPED, sliding_window=None, layer_types=["full_attention"] * 2, attn_logit_softcapping=5.0
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
     with pytest.raises(UnsupportedModelError, match="soft-capped"):
         Engine.load(EngineConfig(model=str(model), num_blocks=8, attention_backend="cpu"))
     with running_engine(model=str(model), num_blocks=8) as engine:
@@ -294,3 +295,38 @@ def test_kv_in_8_bits_takes_half_the_memory(tiny_model: Callable[[str], Path]) -
     settings = {"model": str(tiny_model("llama")), "dtype": "bfloat16", "kv_cache_bytes": 1 << 20}
     with running_engine(**settings) as plain, running_engine(**settings, kv_cache_dtype="int8") as quantized:
         assert quantized.stats().num_blocks == plain.stats().num_blocks * 32 // 20
+
+
+LIES = {
+    "more layers than there are": ({"num_hidden_layers": 3}, r"layers\.2\..* is missing"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "other sizes": ({"intermediate_size": 48}, r"shape \(64, 48\)|expected \(48, "),
+    "sizes that cannot be": ({"hidden_size": 62}, "describes no model .*62"),
+    "words for numbers": ({"hidden_size": "large"}, "describes no model .*hidden_size"),
+    "no heads": ({"num_attention_heads": 0}, "describes no model"),
+    "an unknown activation": ({"hidden_act": "nope"}, "describes no model .*nope"),
+    "an unknown rotation": ({"rope_parameters": {"rope_type": "nope"}}, "describes no model .*nope"),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize(("lie", "said"), LIES.values(), ids=LIES)
+def test_a_config_that_is_not_the_weights_own_is_refused(
+    lie: dict[str, Any], said: str, backend: Any, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "lying")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | lie))
+    with pytest.raises(ValueError, match=said):
+        Engine.load(EngineConfig(model=str(folder), attention_backend=backend, num_blocks=32))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_weights_that_the_config_has_no_place_for_are_told(
+    backend: Any, tiny_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "cut")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with running_engine(model=str(folder), attention_backend=backend, num_blocks=32):
+        assert "no place for: model.layers.1." in caplog.text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from caudex.engine.cpu import CheckpointWeights, head_size, weight_shapes, why_u
 from caudex.engine.loading import Checkpoint, Progress
 from caudex.engine.support import check_config, probe_model
 from caudex.engine.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,9 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress)
         UnsupportedModelError: it cannot; the message says why.
         ValueError: the weights are damaged, or cannot be loaded without running code that they bring.
     """
-    from transformers import AutoConfig
-
     name = config.served_model_name or checkpoint.name
     progress("Loading the tokenizer", 0, 3)
-    hf_config = AutoConfig.from_pretrained(checkpoint.directory)
+    hf_config = _read_config(checkpoint.directory)
     with _readable(checkpoint.directory):
         weights = _plain_weights(checkpoint.directory, hf_config, config)
     if weights is None:
@@ -101,8 +103,12 @@ def _plain_weights(directory: Path, hf_config: Any, config: EngineConfig) -> Che
     longest = config.max_model_len or _position_limit(hf_config)
     if longest is None or why_unsupported(hf_config, longest) is not None:
         return None
-    weights = CheckpointWeights.find(directory)
-    return weights if weights is not None and weight_shapes(hf_config).keys() <= weights.keys() else None
+    weights, shapes = CheckpointWeights.find(directory), weight_shapes(hf_config)
+    if weights is None or not shapes.keys() <= weights.keys():
+        return None
+    places = shapes.keys() | {name.removesuffix(".weight") + ".bias" for name in shapes} | {"lm_head.weight"}
+    _warn_of_unused(directory, {name for name in weights if name not in places and "rotary_emb" not in name})
+    return weights
 
 
 def _load_module(
@@ -116,12 +122,20 @@ def _load_module(
 ) -> LoadedModel:
     """The model by transformers' own code, with its attention replaced."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()
+    disable_progress_bar()
     register_attention()
-    with _readable(directory):
-        module = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
+    with _readable(directory), _describing(directory):
+        module, found = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _check_found(directory, found)
+    module.eval()
     progress("Checking the model", 2, 3)
     probe = probe_model(module, name, config.max_model_len)
     progress("Checking the model", 3, 3)
@@ -137,6 +151,59 @@ def _load_module(
         options=[probe.options[index] for index in sorted(probe.options)],
         eos_token_ids=_eos_token_ids(module.generation_config, tokenizer),
     )
+
+
+def _read_config(directory: Path) -> Any:
+    """The checkpoint's configuration.
+
+    Raises:
+        ValueError: it contradicts itself, or has values that it cannot have.
+    """
+    from transformers import AutoConfig
+
+    with _describing(directory):
+        hf_config = AutoConfig.from_pretrained(directory)
+    num_layers = getattr(hf_config.get_text_config(), "num_hidden_layers", 1)
+    if num_layers < 1:
+        raise ValueError(f"config.json in {directory} describes no model: num_hidden_layers is {num_layers}")
+    return hf_config
+
+
+@contextmanager
+def _describing(directory: Path) -> Iterator[None]:
+    """Within this context, what a configuration makes transformers stumble over is told with its folder."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"config.json in {directory} describes no model ({said})") from error
+
+
+def _check_found(directory: Path, found: Mapping[str, Any]) -> None:
+    """Refuse a model of which weights were made up because the checkpoint has none, or has others, of their names.
+
+    Args:
+        found: transformers' loading info.
+    """
+    wrong = [f"{name} is missing" for name in sorted(found["missing_keys"])]
+    wrong += [f"{name} has shape {tuple(is_)}, not {tuple(due)}" for name, is_, due in sorted(found["mismatched_keys"])]
+    if wrong:
+        raise ValueError(f"the weights in {directory} are not those of its config.json: {_some_of(wrong)}")
+    _warn_of_unused(directory, found["unexpected_keys"])
+
+
+def _warn_of_unused(directory: Path, names: Collection[str]) -> None:
+    """Say which weights of a checkpoint its configuration has no place for: another model's may lie there."""
+    if names:
+        _log.warning("weights in %s that its config.json has no place for: %s", directory, _some_of(sorted(names)))
+
+
+def _some_of(items: Sequence[str]) -> str:
+    """The first few of a list, and how many more there are."""
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
 @contextmanager
