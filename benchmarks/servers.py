@@ -71,14 +71,21 @@ class Server(ABC):
 @dataclass(frozen=True, kw_only=True)
 class Caudex(Server):
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
 
     program_name = "Caudex"
+
+    @property
+    def name(self) -> str:
+        own = super().name
+        return own if self.kv_cache_dtype == "auto" else f"{own}, KV {self.kv_cache_dtype}"
 
     def command(self, setting: Setting, port: int) -> list[str]:
         sizes = ["--block-size", str(self.block_size), "--num-blocks", str(setting.pool_tokens // self.block_size)]
         limits = ["--max-num-seqs", str(setting.max_running), "--max-model-len", str(MODEL_LENGTH)]
         weights = [] if self.weights == "bf16" else ["--weights", self.weights]
-        return caudex_command([*sizes, *limits, *weights, *self.options], port)
+        kv = ["--kv-cache-dtype", self.kv_cache_dtype]
+        return caudex_command([*sizes, *limits, *weights, *kv, *self.options], port)
 
 
 @dataclass(frozen=True, kw_only=True)

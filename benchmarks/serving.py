@@ -15,7 +15,7 @@ Scenes (`caudex.bench.scenes`), each with fresh text every repeat:
 Servers: each at the settings that served it best here (`servers.py`; `server_settings.py` tries them). A server that is
 not installed is left out, and it is said how to install it.
   16 bits  Caudex, vLLM and llama.cpp with the same bfloat16 weights
-   8 bits  Caudex int8, vLLM w8a8 (compressed-tensors), llama.cpp q8_0
+   8 bits  Caudex int8 (with KV in bfloat16, and in 8 bits), vLLM w8a8 (compressed-tensors), llama.cpp q8_0
    4 bits  Caudex int4, llama.cpp q4_0 and q4_1
 Caudex guesses tokens from the text so far unasked; peers are played with n-gram speculation and without.
 
@@ -79,6 +79,7 @@ def known_servers(vllm: str | None, llama_server: str | None) -> list[Server]:
         LlamaCpp(program=llama_server),
         LlamaCpp(program=llama_server, guesses=True),
         Caudex(weights="int8"),
+        Caudex(weights="int8", kv_cache_dtype="int8"),
         VLLM(program=vllm, weights="w8a8"),
         VLLM(program=vllm, weights="w8a8", guesses=True),
         Caudex(weights="int4"),
