@@ -182,6 +182,7 @@ class KvTiers:
         self._jobs.put(None)
         self._thread.join(MAX_LIMIT_SECONDS)
         self._stack.close(FLUSH_SECONDS)
+        self._on_fetched = _nobody_waits
 
     def _offer(self, state: SequenceState) -> None:
         num_full = state.num_committed // self._block_size
@@ -216,3 +217,7 @@ class KvTiers:
             self._on_fetched()
             if self._jobs.empty():
                 self._stack.measure(skipped, fetch.scope, fetch.keys)
+
+
+def _nobody_waits() -> None:
+    """Called in the place of an engine that has ended, which is then not kept from being let go of."""
